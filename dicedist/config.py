@@ -1,0 +1,248 @@
+"""The configuration of a run: types here and beside the code they configure, values in conf/, checked before any process starts."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dicedist import data
+from dicedist.data import DataConfig
+from dicedist.discriminator import RedundancyConfig
+from dicedist.networks import NetworkConfig
+from dicedist.objectives import MethodConfig
+from dicedist.placement import EnsembleConfig
+from dicedist.schedules import Schedules, SchedulesConfig
+
+PACKAGED = Path(__file__).parent / "conf"
+CONF = PACKAGED if PACKAGED.exists() else Path(__file__).parent.parent / "conf"
+STRUCTURES = ("net", "branch")
+MAY_CHANGE = ("epochs", "max_steps", "resume", "run.dir", "log.", "checkpoint.", "distributed.", "data.root", "data.download", "data.num_threads")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass
+class BottleneckConfig:
+    log_beta: list[Any]  # [[epoch, log(beta_ceb)], ...]
+
+
+@dataclass
+class OptimizerConfig:
+    lr: float | str  # paper, chen2020, or a number: the paper's schedule from there
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+
+@dataclass
+class RunConfig:
+    name: str
+    dir: str
+
+
+@dataclass
+class LogConfig:
+    every_steps: int
+
+
+@dataclass
+class CheckpointConfig:
+    every_minutes: float | None
+    every_steps: int | None
+    keep: int
+
+
+@dataclass
+class DistributedConfig:
+    timeout: float  # seconds that a rank waits for another
+
+
+@dataclass
+class Config:
+    epochs: int
+    max_steps: int | None
+    batch_size: int
+    seed: int
+    precision: str
+    compile: bool
+    resume: str
+    data: DataConfig
+    network: NetworkConfig
+    structure: str
+    method: MethodConfig
+    ensemble: EnsembleConfig
+    bottleneck: BottleneckConfig
+    redundancy: RedundancyConfig
+    optimizer: OptimizerConfig
+    schedules: SchedulesConfig
+    run: RunConfig
+    log: LogConfig
+    checkpoint: CheckpointConfig
+    distributed: DistributedConfig
+
+    def schedule(self) -> Schedules:
+        return Schedules(self.schedules, self.optimizer.lr, self.bottleneck.log_beta, self.epochs)
+
+
+def compose_config(overrides: Sequence[str]) -> Config:
+    """conf/train.yaml with the user's overrides, typed and checked; ValueError of one line otherwise."""
+    for override in overrides:
+        if override.startswith(("+", "~")) or "=" not in override:
+            raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
+    try:
+        with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+            composed = compose("train", overrides=list(overrides))
+    except HydraException as error:
+        raise ValueError(explain(error, overrides)) from error
+    return typed(composed)
+
+
+def load_config(path: Path) -> Config:
+    """The config.yaml of a run."""
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return typed(loaded)
+
+
+def save_config(config: Config, path: Path) -> None:
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
+def typed(composed: DictConfig) -> Config:
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(config, Config)
+    validate(config)
+    return config
+
+
+def explain(error: HydraException, overrides: Sequence[str]) -> str:
+    """One line of Hydra's many, with the nearest key or option where one was misspelt."""
+    text = str(error)
+    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        known = keys(compose("train"))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        group = CONF / key
+        if group.is_dir():
+            options = sorted(path.stem for path in group.glob("*.yaml"))
+            if value not in options:
+                return f"{override}: there is no such {key}{nearest(value, options)}; write one of {', '.join(options)}"
+        elif f"'{key}'" in text:
+            return f"{key}: there is no such key{nearest(key, known)}"
+    return " ".join(text.split())
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def keys(config: DictConfig, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key in config:
+        names.append(f"{prefix}{key}")
+        child = config._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            names += keys(child, f"{prefix}{key}.")
+    return names
+
+
+def differences(saved: Config, wanted: Config) -> list[str]:
+    """What makes a run another run: every key that differs but those that may change between two starts."""
+    old, new = (OmegaConf.to_container(OmegaConf.structured(config)) for config in (saved, wanted))
+    old_flat, new_flat = flat(old), flat(new)
+    return [
+        f"{key}: {old_flat.get(key)} -> {new_flat.get(key)}"
+        for key in sorted(old_flat.keys() | new_flat.keys())
+        if old_flat.get(key) != new_flat.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    return {name: leaf for key, value in values.items() for name, leaf in flat(value, f"{prefix}{key}.").items()}
+
+
+def show_help(usage: str | None) -> None:
+    """What the command does, and every key with its default."""
+    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        defaults = OmegaConf.to_yaml(compose("train"))
+    groups = [f"{group.name}={'|'.join(sorted(path.stem for path in group.glob('*.yaml')))}" for group in sorted(CONF.iterdir()) if group.is_dir()]
+    print(f"{usage}\nChoices\n\n    " + "\n    ".join(groups) + "\n\nKeys and their values by default (write key=value)\n")
+    print(defaults)
+
+
+def validate(config: Config) -> None:
+    """What types cannot say. Every line tells what to write instead."""
+    redundancy = config.redundancy
+    positive = {
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "redundancy.tau": redundancy.tau,
+        "redundancy.num_samples": redundancy.num_samples,
+        "redundancy.num_steps": redundancy.num_steps,
+        "redundancy.negatives": redundancy.negatives,
+        "redundancy.memory": redundancy.memory,
+        "redundancy.lr": redundancy.lr,
+        "schedules.ramp_up": config.schedules.ramp_up,
+        "schedules.reference_epochs": config.schedules.reference_epochs,
+        "log.every_steps": config.log.every_steps,
+        "distributed.timeout": config.distributed.timeout,
+        "ensemble.replicas": config.ensemble.replicas,
+        "checkpoint.keep": config.checkpoint.keep,
+        "checkpoint.every_minutes": config.checkpoint.every_minutes,
+        "checkpoint.every_steps": config.checkpoint.every_steps,
+        "max_steps": config.max_steps,
+        "redundancy.max_pairs": redundancy.max_pairs,
+    }
+    for name, value in positive.items():
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name}={value}: write a number above 0")
+    choices = {
+        "structure": (config.structure, STRUCTURES),
+        "precision": (config.precision, PRECISIONS),
+        "resume": (config.resume, ("auto", "never", "must")),
+        "redundancy.scale": (redundancy.scale, ("predicted", "one", "none")),
+        "redundancy.terms": (redundancy.terms, ("lhs", "rhs", "both")),
+    }
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ValueError(f"{name}={value}: write one of {', '.join(known)}")
+    validate_numbers(config)
+    data.validate(config.data)
+
+
+def validate_numbers(config: Config) -> None:
+    size, delta, optimizer = config.ensemble.size, config.redundancy.delta, config.optimizer
+    if not (size == "auto" or isinstance(size, int) and 1 <= size <= 1000):
+        raise ValueError(f"ensemble.size={size}: write auto or a whole number from 1 to 1000")
+    if not (delta == "auto" or isinstance(delta, int | float) and math.isfinite(delta)):
+        raise ValueError(f"redundancy.delta={delta}: write auto or a number")
+    if not isinstance(optimizer.lr, str) and not (optimizer.lr > 0 and math.isfinite(optimizer.lr)):
+        raise ValueError(f"optimizer.lr={optimizer.lr}: write paper, chen2020 or a number above 0")
+    for name, share in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
+        if not 0 <= share < 1:
+            raise ValueError(f"optimizer.{name}={share}: write a number from 0 to 1")
+    start, end = config.schedules.covariance if len(config.schedules.covariance) == 2 else (1, 0)
+    if not 0 <= start < end:
+        raise ValueError(f"schedules.covariance={config.schedules.covariance}: write [start, end] epochs")
+    if config.structure not in config.method.structures:
+        raise ValueError(
+            f"method={config.method.name} has no structure={config.structure}: "
+            f"write structure={config.method.structures[0]}"
+        )
+    if "/" in config.run.name or not config.run.name.strip():
+        raise ValueError(f"run.name={config.run.name!r}: write a name for a folder under run.dir={config.run.dir}")
+    if config.seed < 0:
+        raise ValueError(f"seed={config.seed}: write a whole number from 0")
+    config.schedule()

@@ -1,0 +1,119 @@
+"""DALI: the same views as TorchPipeline, prefetched, and the decoder of image folders. Imported only where it is used.
+
+Legend: B batch, H rows, W columns, C colours.
+"""
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from nvidia.dali import Pipeline, fn, types
+from torch import Tensor
+
+from dicedist.data import DataConfig
+from dicedist.data.order import padding
+from dicedist.data.pipeline import Job
+from dicedist.data.sources import Source
+
+PREFETCH = 2  # batches made ahead of the one in use
+
+
+class DaliPipeline:
+    def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
+        self.config, self.source, self.device = config, source, device
+        self.jobs: Iterator[Job] | None = None
+        device_id = (device.index or 0) if device.type == "cuda" else None
+        self.pipe = Pipeline(batch_size, config.num_threads, device_id, prefetch_queue_depth=PREFETCH)
+        with self.pipe:
+            self.pipe.set_outputs(self.graph())
+        self.pipe.build()
+
+    def graph(self) -> object:
+        num_outputs = 5 if self.config.augment == "cutout" else 4
+        images, left, top, flips, *cutout = fn.external_source(
+            source=self.feed, num_outputs=num_outputs, layout=["HWC"]
+        )
+        if self.device.type == "cuda":
+            images = images.gpu()
+        views = fn.crop_mirror_normalize(
+            images,
+            crop=(self.config.size, self.config.size),
+            crop_pos_x=left,
+            crop_pos_y=top,
+            mirror=flips,
+            mean=[255 * mean for mean in self.source.mean],
+            std=[255 * std for std in self.source.std],
+            dtype=types.DALIDataType.FLOAT,
+            output_layout="HWC",  # in memory that is torch's channels_last
+        )
+        if not cutout:
+            return views
+        side = float(self.config.cutout_size)
+        return fn.erase(views, anchor=cutout[0], shape=[side, side], axes=(0, 1), fill_value=0.0)
+
+    def feed(self) -> tuple[NDArray, ...]:
+        """One batch for DALI, on black borders: the crop operator takes positions within the image only, in 0..1."""
+        assert self.jobs is not None
+        images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.jobs)
+        reach = padding(self.config.size)
+        padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
+        top_B, left_B = ((starts_B2 + reach) / (2 * reach)).unbind(1)
+        # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is none
+        fed = [padded.numpy(), left_B.contiguous().numpy(), top_B.contiguous().numpy(), flips_B.int().numpy()]
+        if cutout_B2 is not None:
+            fed.append((cutout_B2 - self.config.cutout_size // 2).float().numpy())
+        return tuple(fed)
+
+    def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]:
+        """One stream at a time; a stream that is closed early leaves nothing behind in the queue."""
+        assert self.jobs is None, "close the epoch before the next one starts"
+        self.jobs = iter(jobs)
+        try:
+            while (views_BHWC := self.run()) is not None:
+                yield views_BHWC.permute(0, 3, 1, 2)
+        finally:
+            self.jobs = iter(())
+            while self.run() is not None:
+                pass
+            self.pipe.reset()
+            self.jobs = None
+
+    def run(self) -> Tensor | None:
+        # Bound to torch's stream, so that DALI does not reuse the memory before the kernels that read it have run.
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        try:
+            (views,) = self.pipe.run(stream)
+        except StopIteration:
+            return None
+        return torch.from_dlpack(views.as_tensor())
+
+
+def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:
+    """Images [B, size, size, 3] of each batch of files, or None where one of them cannot be decoded."""
+    done = 0
+    while done < len(batches):
+        pipe = _decoder(iter(batches[done:]), max(map(len, batches)), size, num_threads)
+        try:
+            while done < len(batches):
+                (images,) = pipe.run()
+                yield np.asarray(images.as_cpu().as_tensor())
+                done += 1
+        except (RuntimeError, OSError):  # after which a pipeline is no longer valid
+            yield None
+            done += 1
+
+
+def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_threads: int) -> Pipeline:
+    gpu = int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_available() else None
+    pipe = Pipeline(batch_size, num_threads, gpu, prefetch_queue_depth=PREFETCH)
+    with pipe:
+        files = fn.external_source(source=lambda: [np.fromfile(path, np.uint8) for path in next(batches)])
+        images = fn.decoders.image(files, device="cpu" if gpu is None else "mixed", output_type=types.DALIImageType.RGB)
+        small: Any = fn.resize(images, size=[size, size], mode="not_smaller")
+        pipe.set_outputs(fn.crop(small, crop=(size, size)))
+    pipe.build()
+    return pipe

@@ -1,0 +1,138 @@
+"""Images made ready once and mapped by every process of the node: one copy in memory, never taken half-written.
+
+A prepared source is a folder of .npy files and an about.json. One process, which holds a lock, writes it under another
+name and renames it when it is whole. The name carries a fingerprint of the files it was made from.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+NewArray = Callable[[str, tuple[int, ...], type], Array]
+Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns what about.json says
+
+
+@dataclass(frozen=True)
+class Prepared:
+    about: dict[str, Any]
+    folder: Path | None  # None: the arrays are this process's own
+    arrays: dict[str, Array]
+
+    def array(self, name: str) -> Array:
+        if self.folder is None:
+            return self.arrays[name]
+        # "c": pages are shared until someone writes, and a write never reaches the file. torch warns about "r".
+        return np.load(self.folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+
+
+def home() -> Path:
+    """Where data is looked for, and kept, unless data.root says otherwise."""
+    return Path(os.environ.get("DICEDIST_DATA") or "~/.cache/dicedist").expanduser()
+
+
+def fingerprint(root: Path, files: Iterable[Path], *settings: object) -> str:
+    """Of names, sizes and times of change, so that an edited file is never mistaken for the one that was prepared."""
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def prepare(name: str, key: str, build: Build) -> Prepared:
+    """The source that an earlier process made, or makes it; in private memory where nothing can be written."""
+    folder = home() / "prepared" / f"{name}-{key}"
+    try:
+        if not folder.exists():
+            _make(folder, build)
+    except _Unwritable as error:
+        log.warning("every process holds its own copy of the images, the shared one cannot be written: %s", error)
+        arrays: dict[str, Array] = {}
+        return Prepared(_built(build, arrays, lambda _, shape, dtype: np.empty(shape, dtype)), None, arrays)
+    return Prepared(json.loads((folder / "about.json").read_text()), folder, {})
+
+
+class _Unwritable(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _Unwritable(error) from error
+
+
+def _make(folder: Path, build: Build) -> None:
+    partial = folder.with_name(f"{folder.name}.partial")
+    with _writing():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock"), f"make {folder.name} ready"):
+        if folder.exists():
+            return
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        try:
+            with _writing():
+                partial.mkdir()
+            arrays: dict[str, Array] = {}
+            about = _built(build, arrays, lambda name, shape, dtype: _mapped(partial / f"{name}.npy", shape, dtype))
+            with _writing():
+                for array in arrays.values():
+                    array.flush()  # type: ignore[attr-defined]
+                (partial / "about.json").write_text(json.dumps(about))
+                partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, purpose: str) -> Iterator[None]:
+    """One process of the node at a time; the others say that they wait."""
+    lock = FileLock(path)
+    with _writing():
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.info("waiting for another process to %s", purpose)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _built(build: Build, arrays: dict[str, Array], allocate: NewArray) -> dict[str, Any]:
+    def new_array(name: str, shape: tuple[int, ...], dtype: type) -> Array:
+        arrays[name] = allocate(name, shape, dtype)
+        return arrays[name]
+
+    about = build(new_array)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].data)
+    return {**about, "digest": digest.hexdigest()}
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> Array:
+    with _writing():
+        array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a SIGBUS when a page is written later
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array

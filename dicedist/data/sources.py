@@ -1,0 +1,146 @@
+"""The images and labels of a run: train, validation and test, by name.
+
+Legend: R images that the files hold, N images of a split, H rows, W columns, C colours.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dicedist.data import DataConfig, shapes
+from dicedist.data.cifar import prepare_cifar
+from dicedist.data.folder import prepare_folder
+from dicedist.data.prepared import NewArray, Prepared, fingerprint, home, prepare
+from dicedist.randomness import generator
+
+
+@dataclass(frozen=True)
+class Split:
+    images_RHWC: Tensor | None  # uint8, mapped and shared; None where only labels are needed
+    labels_N: Tensor  # int64
+    rows_N: Tensor | None = None  # which of the images; None: all, in order
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def take(self, indices_B: Tensor) -> Tensor:
+        """Images [B, H, W, C], in memory of their own."""
+        assert self.images_RHWC is not None, "loaded with labels_only"
+        return self.images_RHWC.index_select(0, indices_B if self.rows_N is None else self.rows_N[indices_B])
+
+    @property
+    def images_NHWC(self) -> Tensor:
+        """All of them: a copy, unless the split is all that the files hold."""
+        assert self.images_RHWC is not None, "loaded with labels_only"
+        return self.images_RHWC if self.rows_N is None else self.take(torch.arange(len(self)))
+
+
+@dataclass(frozen=True)
+class Source:
+    name: str
+    class_names: list[str]
+    mean: tuple[float, float, float]  # of images scaled to 0..1
+    std: tuple[float, float, float]
+    size: int
+    train: Split
+    val: Split  # empty with data.split=full
+    test: Split
+    data_digest: str  # of every pixel and label, and of the way they are split
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+
+def load(config: DataConfig, labels_only: bool = False) -> Source:
+    """Every process of a node may call this at once; the first makes the images ready, which can take minutes."""
+    root = Path(config.root).expanduser() if config.root else home()
+    prepared = prepare_source(config, root)
+    about = prepared.about
+    whole = whole_split(prepared, "train", labels_only)
+    train_rows, val_rows = holdout(whole.labels_N, config)
+    settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit)
+    return Source(
+        name=config.name,
+        class_names=list(about["class_names"]),
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+        size=config.size,
+        train=part(whole, train_rows),
+        val=part(whole, val_rows),
+        test=whole_split(prepared, "test", labels_only),
+        data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
+    )
+
+
+def prepare_source(config: DataConfig, root: Path) -> Prepared:
+    if config.name == "folder":
+        return prepare_folder(config, root)
+    if config.name == "shapes":
+        return prepare_shapes()
+    return prepare_cifar(config.name, root, config.download)
+
+
+def prepare_shapes() -> Prepared:
+    def build(new_array: NewArray) -> dict[str, Any]:
+        for split in ("train", "test"):
+            images_NHWC, labels_N = shapes.generate(split)
+            new_array(f"{split}_images", images_NHWC.shape, np.uint8)[:] = images_NHWC
+            new_array(f"{split}_labels", labels_N.shape, np.int64)[:] = labels_N
+        return {"class_names": shapes.CLASS_NAMES, "mean": shapes.MEAN, "std": shapes.STD}
+
+    code = Path(shapes.__file__)
+    return prepare("shapes", fingerprint(code.parent, [code]), build)
+
+
+def whole_split(prepared: Prepared, name: str, labels_only: bool) -> Split:
+    labels_R = torch.from_numpy(prepared.array(f"{name}_labels"))
+    num_classes = len(prepared.about["class_names"])
+    if not 0 <= labels_R.min() <= labels_R.max() < num_classes:
+        raise ValueError(f"{name}: labels from {labels_R.min()} to {labels_R.max()}, of {num_classes} classes")
+    images_RHWC = None if labels_only else torch.from_numpy(prepared.array(f"{name}_images"))
+    corrupt = [row for row, *_ in prepared.about.get("corrupt", {}).get(name, [])]
+    if not corrupt:
+        return Split(images_RHWC, labels_R)
+    rows_N = torch.from_numpy(np.delete(np.arange(len(labels_R)), corrupt))
+    return Split(images_RHWC, labels_R[rows_N], rows_N)
+
+
+def part(whole: Split, chosen_N: Tensor) -> Split:
+    rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
+    return Split(whole.images_RHWC, whole.labels_N[chosen_N], rows_N)
+
+
+def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
+    """Rows for training and for validation, each with its share of every class; the run's seed has no part in it."""
+    held_N = torch.zeros_like(labels_N, dtype=torch.bool)
+    if config.split == "holdout":
+        counts_K = labels_N.bincount()
+        held_K = (counts_K * config.val_fraction).round().long().clamp(max=counts_K - 1)
+        shuffled_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "split"))
+        held_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
+        if not held_N.any():
+            raise ValueError(
+                f"data.val_fraction={config.val_fraction} of at most {counts_K.max()} images a class holds none out: "
+                "write a larger one, or data.split=full"
+            )
+    train_rows, val_rows = (~held_N).nonzero().flatten(), held_N.nonzero().flatten()
+    if config.train_limit is not None:
+        first = place_in_class(labels_N[train_rows]).argsort(stable=True)[: config.train_limit]
+        train_rows = train_rows[first.sort().values]
+    return train_rows, val_rows
+
+
+def place_in_class(labels_N: Tensor) -> Tensor:
+    """How many inputs of the same class come before each."""
+    order_N = labels_N.argsort(stable=True)
+    counts_K = labels_N.bincount()
+    first_K = counts_K.cumsum(0) - counts_K
+    place_N = torch.empty_like(labels_N)
+    place_N[order_N] = torch.arange(len(labels_N)) - first_K[labels_N[order_N]]
+    return place_N

@@ -1,0 +1,232 @@
+"""The discriminator w: tells features of one input from features of two inputs of the same class.
+
+The paper's network takes the M slots side by side (all but two filled with zeros) and an embedding of the class, at the inputs of
+its first two layers, and has one output per class. The same function is computed here without the zeros: a slot's share of the
+first layer is applied once to each member's features and added up per pair, the embedding acts as a table with one row a class,
+and only the output of the class at hand is formed. tests/algorithm1.py has the literal network.
+
+Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X rows, H hidden.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dicedist.memory import ClassMemory
+from dicedist.pairs import PairPlan, Partners, within_budget
+from dicedist.randomness import generator
+from dicedist.schedules import Moment
+
+EMBEDDING, HIDDEN, LAST = 64, 256, 100
+SLOPE = 0.2
+
+
+@dataclass
+class RedundancyConfig:
+    delta: float | str  # a number, or auto: the paper's value for this data and number of members
+    delta_by_size: list[Any]  # [[members, delta], ...]; larger ensembles take the last
+    tau: float
+    num_samples: int
+    num_steps: int
+    negatives: int
+    max_pairs: int | None
+    memory: int  # entries a class
+    lr: float
+    scale: str  # predicted | one | none
+    terms: str  # lhs | rhs | both
+
+
+def delta_for(config: RedundancyConfig, num_members: int) -> float:
+    if not isinstance(config.delta, str):
+        return float(config.delta)
+    return [delta for size, delta in config.delta_by_size if size <= num_members][-1]
+
+
+class Network(nn.Module):
+    """w itself. Unconditional redundancy is the same network for a single class without embedding."""
+
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int):
+        super().__init__()
+        embedding = EMBEDDING if num_classes > 1 else 0
+        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, HIDDEN))
+        self.embedding_KE = nn.Parameter(torch.empty(num_classes, embedding))
+        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
+        self.first_bias = nn.Parameter(torch.empty(HIDDEN))
+        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
+        self.second = nn.Linear(HIDDEN, HIDDEN)
+        self.third = nn.Linear(HIDDEN, LAST)
+        self.last = nn.Linear(LAST, num_classes)
+        self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
+
+    def initialise(self, first_inputs: int, second_inputs: int) -> None:
+        """As torch.nn.Linear and Embedding would for the literal layers."""
+        first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
+        for weights in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
+            nn.init.uniform_(weights, -first, first)
+        for weights in (self.embedding_second_EH, self.second.weight, self.second.bias):
+            nn.init.uniform_(weights, -second, second)
+        nn.init.normal_(self.embedding_KE)
+
+    def project(self, z_MBD: Tensor) -> Tensor:
+        """Each member's share of the first layer: any number of leading dimensions between M and D."""
+        return torch.bmm(z_MBD.flatten(1, -2), self.slots_MDH).unflatten(1, z_MBD.shape[1:-1])
+
+    def logits(self, projected_XBH: Tensor, labels_B: Tensor) -> Tensor:
+        """log f = log w/(1-w) of rows of summed projections; input b of every row is of class labels_B[b]."""
+        first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
+        second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
+        hidden = F.leaky_relu(projected_XBH + first_KH[labels_B], SLOPE)
+        hidden = F.leaky_relu(hidden @ self.second.weight.T + second_KH[labels_B], SLOPE)
+        hidden = F.leaky_relu(self.third(hidden), SLOPE)
+        return torch.einsum("xbh,bh->xb", hidden, self.last.weight[labels_B]) + self.last.bias[labels_B]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the members say of one batch; detached, on the discriminator's device."""
+
+    means_MBD: Tensor
+    scales_MBD: Tensor
+
+
+class Discriminator(nn.Module):
+    """w and the class memory: Steps 2 and 3 of Algorithm 1."""
+
+    pairs_P2: Tensor
+
+    def __init__(
+        self,
+        config: RedundancyConfig,
+        num_members: int,
+        feature_dim: int,
+        num_classes: int,
+        conditional: bool,
+        seed: int,
+    ):
+        super().__init__()
+        self.config, self.seed, self.conditional = config, seed, conditional
+        self.num_members, self.num_classes = num_members, num_classes if conditional else 1
+        self.delta = delta_for(config, num_members)
+        self.network = Network(num_members, feature_dim, self.num_classes)
+        self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
+        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+
+    def redundancy_gradients(
+        self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """d(redundancy loss)/d(means) [M, B, D] under the w of the step before; the scale gets none (METHOD decision 9)."""
+        draws = generator(labels_B.device, self.seed, "redundancy", *where)
+        labels_B = self.classes(labels_B)
+        means_MBD = features.means_MBD.detach().requires_grad_()
+        pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+        terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
+        estimate = sum(terms.values())
+        weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
+        (gradients_MBD,) = torch.autograd.grad(weight * estimate, means_MBD)
+        return gradients_MBD, {"redundancy": estimate.detach()}
+
+    def redundancy(
+        self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor, now: Moment, draws: torch.Generator
+    ) -> dict[str, Tensor]:
+        """The terms of the Donsker-Varadhan estimate that the config asks for, averaged over pairs (METHOD decisions 2, 7)."""
+        negatives = 0 if self.config.terms == "lhs" else self.config.negatives
+        logits_XB, num_joint, found_B = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
+        log_f_XB = self.clipped(logits_XB)
+        terms = {}
+        if self.config.terms != "rhs":
+            terms["lhs"] = log_f_XB[:num_joint].mean()
+        if self.config.terms != "lhs":
+            # A batch without a single partner gives 0; -inf would turn the gradient into NaN.
+            product_PXB = log_f_XB[num_joint:].unflatten(0, (len(pairs_P2), -1)).masked_fill(~found_B, -1e4)
+            count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
+            log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
+            terms["rhs"] = -log_mean_P.mean() * found_B.any()
+        return terms
+
+    def clipped(self, logits: Tensor) -> Tensor:
+        return self.config.tau * torch.tanh(logits / self.config.tau)
+
+    def learn(
+        self,
+        optimizer: torch.optim.Optimizer,
+        features: Features,
+        labels_B: Tensor,
+        now: Moment,
+        where: tuple[int, int],
+    ) -> dict[str, Tensor]:
+        """Step 3: num_steps steps of w on new samples and partners, then the batch goes into the memory."""
+        labels_B = self.classes(labels_B)
+        for step in range(self.config.num_steps):
+            draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
+            pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+            logits_XB, num_joint, found_B = self.compare(
+                features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
+            )
+            targets_XB, weights_XB = self.targets(logits_XB, num_joint, found_B)
+            total = weights_XB.sum()
+            loss = F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum") / total
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
+        right_XB = ((logits_XB.detach() > 0) == (targets_XB > 0)) * weights_XB
+        return {
+            "discriminator/loss": loss.detach(),
+            "discriminator/accuracy": right_XB.sum() / total,
+            "discriminator/without_partner": (~found_B).sum(),
+        }
+
+    def compare(
+        self,
+        means_MBD: Tensor,
+        scales_MBD: Tensor,
+        labels_B: Tensor,
+        pairs_P2: Tensor,
+        negatives: int,
+        now: Moment,
+        draws: torch.Generator,
+    ) -> tuple[Tensor, int, Tensor]:
+        """w's logits [X, B]: the joint pairs' rows first, then the product pairs', and which inputs have a partner."""
+        num_samples = self.config.num_samples
+        z_MSBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
+        projected = [self.network.project(z_MSBD).flatten(0, 1)]
+        partners = Partners.of(labels_B, self.memory)
+        if negatives:
+            rows_XB = partners.draw(num_samples * negatives, draws)
+            pool_MQD = torch.cat([means_MBD, self.memory.means_MQD], dim=1)
+            pool_scales_MQD = torch.cat([scales_MBD, self.memory.scales_MQD], dim=1)
+            z_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
+            projected.append(self.network.project(z_MXBD).flatten(0, 1))
+        plan = PairPlan.draw(pairs_P2, self.num_members, num_samples, negatives, draws)
+        projected_YBH = torch.cat(projected)
+        logits_XB = self.network.logits(projected_YBH[plan.first_X] + projected_YBH[plan.second_X], labels_B)
+        return logits_XB, plan.num_joint, partners.found_B
+
+    def sample(
+        self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
+    ) -> Tensor:
+        """z of [M, ..., D]; with num_samples, that many of each: [M, S, ..., D]. The scale goes from 1 to the predicted one."""
+        if num_samples is not None:
+            means, scales = (values[:, None].expand(-1, num_samples, *values.shape[1:]) for values in (means, scales))
+        if self.config.scale == "none":
+            return means
+        noise = torch.randn(means.shape, generator=draws, device=draws.device)
+        if self.config.scale == "predicted":
+            noise = noise * (1 + now.covariance * (scales - 1))
+        return means + noise
+
+    def classes(self, labels_B: Tensor) -> Tensor:
+        return labels_B if self.conditional else torch.zeros_like(labels_B)
+
+    @staticmethod
+    def targets(logits_XB: Tensor, num_joint: int, found_B: Tensor) -> tuple[Tensor, Tensor]:
+        """1 for joint rows, 0 for product rows; product rows of an input without partner weigh nothing."""
+        targets_XB = torch.zeros_like(logits_XB)
+        targets_XB[:num_joint] = 1
+        weights_XB = torch.ones_like(logits_XB)
+        weights_XB[num_joint:] = found_B.to(weights_XB.dtype)
+        return targets_XB, weights_XB

@@ -1,0 +1,124 @@
+"""Whether the ensemble is right as often as it says, before and after temperature scaling.
+
+Shapes: N inputs, K classes, R bins (or runs). log_p_NK are natural log-probabilities in float64.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+NUM_BINS = 15
+TACE_THRESHOLD = 1e-3
+# Where the minimum lies at zero or infinity (a half without errors, a worthless predictor) the fit stops here.
+TEMPERATURE_RANGE = (1e-2, 1e6)
+
+Measure = Callable[[Tensor, Tensor], float]
+
+
+def ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    _, confidence_R, correct_R = _bin_sums(log_p_NK, labels_N)
+    return ((confidence_R - correct_R).abs().sum() / len(labels_N)).item()
+
+
+def reliability(log_p_NK: Tensor, labels_N: Tensor) -> list[dict[str, float | None]]:
+    """The bins of `ece` for a reliability diagram; an empty bin has neither confidence nor accuracy."""
+    sums = zip(*(sums_R.tolist() for sums_R in _bin_sums(log_p_NK, labels_N)), strict=True)
+    return [
+        {
+            "lower": r / NUM_BINS,
+            "upper": (r + 1) / NUM_BINS,
+            "count": int(count),
+            "confidence": confidence / count if count else None,
+            "accuracy": correct / count if count else None,
+        }
+        for r, (count, confidence, correct) in enumerate(sums)
+    ]
+
+
+def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """Thresholded adaptive calibration error with METHOD's normalisation by N*K.
+
+    A run of size s adds s/(N*K) * |mean p - mean hit| = |sum of (p - hit)|/(N*K), a difference of two cumulative sums.
+    """
+    N, K = log_p_NK.shape
+    p_KN, order_KN = log_p_NK.exp().T.contiguous().sort(dim=1)
+    hits_KN = labels_N[order_KN] == torch.arange(K, device=labels_N.device)[:, None]
+    gaps_KN = _shared_among_equals(p_KN, p_KN - hits_KN.double())
+    skipped_K1 = (p_KN <= TACE_THRESHOLD).sum(dim=1, keepdim=True)
+    size_K1 = (N - skipped_K1) // NUM_BINS
+    edges_KR = skipped_K1 + size_K1 * torch.arange(NUM_BINS + 1, device=labels_N.device)
+    edges_KR[:, -1] = N  # the last run takes the rest
+    run_sums_KR = pad(gaps_KN.cumsum(dim=1), (1, 0)).gather(1, edges_KR).diff(dim=1)
+    return (run_sums_KR.abs().sum() / (N * K)).item()
+
+
+def fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
+    """The T that minimises the NLL of logits/T, in TEMPERATURE_RANGE; 1 if no other is better.
+
+    The NLL is convex in 1/T: Newton's method on log(1/T), in a bracket that is halved where Newton does not converge.
+    """
+    logits_NK = logits_NK.double()
+    # Relative to the true class the NLL is a plain logsumexp, and that of constant logits is the same at every T.
+    margins_NK = logits_NK - logits_NK.gather(1, labels_N[:, None])
+    coldest, hottest = TEMPERATURE_RANGE
+    low, high = -math.log(hottest), -math.log(coldest)
+    log_inverse, step = 0.0, high - low
+    while abs(step) > 1e-10:
+        slope, curvature = _slope_and_curvature(margins_NK, math.exp(log_inverse))
+        low, high = (log_inverse, high) if slope < 0 else (low, log_inverse)
+        newton = -slope / curvature if curvature > 0 else math.inf
+        converging = low < log_inverse + newton < high and abs(newton) <= abs(step) / 2
+        step = newton if converging else (low + high) / 2 - log_inverse
+        log_inverse += step
+    return min(1.0, math.exp(-log_inverse), key=lambda T: torch.logsumexp(margins_NK / T, dim=1).mean().item())
+
+
+def split_half(
+    logits_NK: Tensor, labels_N: Tensor, measure_fns: Mapping[str, Measure], seed: int = 0, folds: int = 1
+) -> dict[str, float | None]:
+    """Each measure with the temperature fitted on the other half: mean over both halves of `folds` random splits."""
+    if folds < 1:
+        raise ValueError(f"folds, the number of random splits, must be at least 1: got {folds}")
+    N = len(labels_N)
+    names = ["temperature", *measure_fns]
+    if N < 2:
+        return dict.fromkeys(names)
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(folds):
+        first, second = torch.randperm(N, generator=generator).to(labels_N.device).tensor_split(2)
+        for fitted, held_out in ((first, second), (second, first)):
+            temperature = fit_temperature(logits_NK[fitted], labels_N[fitted])
+            log_p_NK = torch.log_softmax(logits_NK[held_out].double() / temperature, dim=1)
+            rows.append([temperature, *(fn(log_p_NK, labels_N[held_out]) for fn in measure_fns.values())])
+    return {name: math.fsum(column) / len(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _bin_sums(log_p_NK: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number of inputs, sum of confidences and number right in each bin (lower, upper] of confidence."""
+    top_N, predictions_N = log_p_NK.max(dim=1)
+    confidence_N = top_N.exp()
+    inner_edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64, device=log_p_NK.device)[1:-1]
+    bins_N = torch.bucketize(confidence_N, inner_edges)
+    weights = (torch.ones_like(confidence_N), confidence_N, (predictions_N == labels_N).double())
+    count_R, confidence_R, correct_R = (torch.bincount(bins_N, weight_N, NUM_BINS) for weight_N in weights)
+    return count_R, confidence_R, correct_R
+
+
+def _shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
+    """Values averaged over ties, so that a run whose edge cuts through ties does not depend on the inputs' order."""
+    is_new_KN = pad(sorted_KN.diff(dim=1) != 0, (1, 0), value=True)
+    group = is_new_KN.flatten().cumsum(dim=0) - 1
+    mean = torch.bincount(group, values_KN.flatten()) / torch.bincount(group)
+    return mean[group].view_as(values_KN)
+
+
+def _slope_and_curvature(margins_NK: Tensor, inverse: float) -> tuple[float, float]:
+    """d NLL / d inverse, and how fast it changes with log(inverse)."""
+    p_NK = torch.softmax(margins_NK * inverse, dim=1)
+    mean_N = (p_NK * margins_NK).sum(dim=1)
+    variance_N = (p_NK * (margins_NK - mean_N[:, None]).square()).sum(dim=1)
+    return mean_N.mean().item(), inverse * variance_N.mean().item()

@@ -1,0 +1,37 @@
+"""How well a score tells in-distribution from out-of-distribution images; in-distribution is the positive class.
+
+Shapes: T distinct scores. Every measure depends on the scores' order and ties only.
+"""
+
+import torch
+from torch import Tensor
+
+
+def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
+    """Scores are one number an image, higher for in-distribution; images of equal score fall on the same side."""
+    scores = torch.cat([scores_in, scores_out]).double()
+    if not (len(scores_in) and len(scores_out) and scores.isfinite().all()):
+        raise ValueError("ood needs finite scores for at least one in-distribution and one out-of-distribution image")
+    distinct_T, place = scores.unique(return_inverse=True)
+    # From the highest score down: accepting all images that score at least this much.
+    in_T = torch.bincount(place[: len(scores_in)], minlength=len(distinct_T)).flip(0).double()
+    out_T = torch.bincount(place[len(scores_in) :], minlength=len(distinct_T)).flip(0).double()
+    tpr_T, fpr_T = in_T.cumsum(0) / len(scores_in), out_T.cumsum(0) / len(scores_out)
+    return {
+        "fpr95": fpr_T[tpr_T >= 0.95][0].item(),
+        "detection": ((1 - tpr_T + fpr_T) / 2).min().item(),
+        "auroc": _wins(in_T, out_T) / (len(scores_in) * len(scores_out)),
+        "aupr_in": _average_precision(in_T, out_T),
+        "aupr_out": _average_precision(out_T.flip(0), in_T.flip(0)),
+    }
+
+
+def _wins(in_T: Tensor, out_T: Tensor) -> float:
+    """Number of (in, out) couples ranked rightly, a tie counting one half."""
+    return (out_T * (in_T.cumsum(0) - in_T / 2)).sum().item()
+
+
+def _average_precision(positive_T: Tensor, negative_T: Tensor) -> float:
+    """Mean, over the positives, of the precision at their score; counts go from the most positive score down."""
+    accepted_T = (positive_T + negative_T).cumsum(0)
+    return (positive_T * positive_T.cumsum(0) / accepted_T).sum().item() / positive_T.sum().item()

@@ -1,0 +1,52 @@
+"""How the members' logits become the ensemble's probabilities, and how good these are.
+
+Shapes: M members, N inputs, K classes. All in float64; log_p_NK are natural log-probabilities.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+Average = Literal["logits", "probabilities"]
+
+
+def ensemble_logits(logits_MNK: Tensor, average: Average = "logits") -> Tensor:
+    """logits_NK whose softmax is the ensemble's prediction: mean of logits, or log of the mean of probabilities."""
+    if average == "logits":
+        return logits_MNK.mean(dim=0, dtype=torch.float64)
+    if average == "probabilities":
+        log_p_MNK = torch.log_softmax(logits_MNK, dim=-1, dtype=torch.float64)
+        return torch.logsumexp(log_p_MNK, dim=0) - math.log(len(log_p_MNK))
+    raise ValueError(f"average is 'logits' or 'probabilities', not {average!r}")
+
+
+def ensemble_log_probabilities(logits_MNK: Tensor, average: Average = "logits", temperature: float = 1.0) -> Tensor:
+    """log_p_NK of the ensemble; the temperature divides what was averaged, never the members' own logits."""
+    return torch.log_softmax(ensemble_logits(logits_MNK, average) / temperature, dim=-1)
+
+
+def confidence(log_p_NK: Tensor) -> Tensor:
+    """The maximum softmax of each input: the score of out-of-distribution detection."""
+    return log_p_NK.amax(dim=-1).exp()
+
+
+def accuracy(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    return (log_p_NK.argmax(dim=-1) == labels_N).double().mean().item()
+
+
+def nll(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    return -log_p_NK.gather(1, labels_N[:, None]).mean().item()
+
+
+def brier(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """Summed over classes, so between 0 and 2."""
+    difference_NK = log_p_NK.exp() - one_hot(labels_N, log_p_NK.shape[1])
+    return difference_NK.square().sum(dim=1).mean().item()
+
+
+def brier_per_class(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """The paper's Brier score: the sum over classes divided by their number."""
+    return brier(log_p_NK, labels_N) / log_p_NK.shape[1]

@@ -1,0 +1,108 @@
+"""All measures of an ensemble at once: `measure` for evaluation, `validation_measures` after every epoch.
+
+Shapes: M members, N inputs (B at a time), K classes, S subsets of the members.
+"""
+
+import math
+import random
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicedist.metrics.calibration import ece, split_half, tace
+from dicedist.metrics.diversity import diversity
+from dicedist.metrics.scoring import (
+    Average,
+    accuracy,
+    brier,
+    brier_per_class,
+    ensemble_log_probabilities,
+    ensemble_logits,
+    nll,
+)
+
+QUICK = {"accuracy": accuracy, "nll": nll, "ece": ece}
+ALL = QUICK | {"brier": brier, "brier_per_class": brier_per_class, "tace": tace}
+MAX_SUBSETS = 20
+
+
+def measure(
+    logits_MNK: Tensor, labels_N: Tensor, average: Average = "logits", folds: int = 1, seed: int = 0
+) -> dict[str, Any]:
+    """Everything but OOD detection. `seed` and `folds` choose the halves on which temperatures are fitted."""
+    labels_N = _checked(logits_MNK, labels_N)
+    averaged_NK = ensemble_logits(logits_MNK, average)
+    log_p_NK = averaged_NK.log_softmax(dim=1)
+    members = _members(logits_MNK, labels_N)
+    return {
+        "ensemble": {name: fn(log_p_NK, labels_N) for name, fn in ALL.items()},
+        "ensemble_tempered": split_half(averaged_NK, labels_N, ALL, seed, folds),
+        "members": {"accuracy": _mean_of("accuracy", members), "per_member": members},
+        "diversity": diversity(logits_MNK.argmax(dim=-1), labels_N),
+        "accuracy_by_size": _accuracy_by_size(logits_MNK, labels_N, average),
+    }
+
+
+def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, float]:
+    """A flat dict for the tracker; a measure without a value is left out."""
+    labels_N = _checked(logits_MNK, labels_N)
+    log_p_NK = ensemble_log_probabilities(logits_MNK)
+    members = _members(logits_MNK, labels_N)
+    named = {f"ensemble/{name}": fn(log_p_NK, labels_N) for name, fn in QUICK.items()}
+    named |= {f"members/{name}": _mean_of(name, members) for name in ("accuracy", "nll")}
+    named |= {f"member_{i}/accuracy": member["accuracy"] for i, member in enumerate(members)}
+    diverse = diversity(logits_MNK.argmax(dim=-1), labels_N)
+    return named | {f"diversity/{name}": value for name, value in diverse.items() if value is not None}
+
+
+def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
+    """Refuses what cannot be measured; gives the labels as the integers that indexing needs."""
+    if logits_MNK.ndim != 3 or not logits_MNK.numel():
+        raise ValueError(f"logits must be [members, inputs, classes], none empty: got shape {list(logits_MNK.shape)}")
+    _, N, K = logits_MNK.shape
+    if labels_N.shape != (N,):
+        raise ValueError(f"logits are for {N} inputs, so labels must have shape [{N}]: got {list(labels_N.shape)}")
+    lowest, highest = int(labels_N.min()), int(labels_N.max())
+    if lowest < 0 or highest >= K:
+        raise ValueError(f"logits have {K} classes, so labels must be 0 to {K - 1}: got {lowest} to {highest}")
+    broken = [i for i, finite in enumerate(logits_MNK.isfinite().flatten(1).all(dim=1).tolist()) if not finite]
+    if broken:
+        raise ValueError(f"member {broken[0]} gave NaN or infinite logits: it diverged, take an earlier checkpoint")
+    return labels_N.long()
+
+
+def _members(logits_MNK: Tensor, labels_N: Tensor) -> list[dict[str, float]]:
+    log_p_NKs = (torch.log_softmax(logits_NK, dim=1, dtype=torch.float64) for logits_NK in logits_MNK)
+    return [{name: fn(log_p_NK, labels_N) for name, fn in QUICK.items()} for log_p_NK in log_p_NKs]
+
+
+def _mean_of(name: str, rows: list[dict[str, float]]) -> float:
+    return math.fsum(row[name] for row in rows) / len(rows)
+
+
+def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: Average) -> dict[str, float]:
+    """Mean accuracy of the ensembles of m members, for each m from 1 to M (keys are text, as JSON wants)."""
+    M, N, _ = logits_MNK.shape
+    subsets = [subset for size in range(1, M + 1) for subset in _subsets(M, size)]
+    masks_SM = torch.tensor([[i in subset for i in range(M)] for subset in subsets]).to(logits_MNK.device).double()
+    num_right_S = torch.zeros(len(subsets), dtype=torch.int64, device=logits_MNK.device)
+    # A few inputs at a time: S sums of logits are then small enough for the cache.
+    for logits_MBK, labels_B in zip(logits_MNK.split(128, dim=1), labels_N.split(128), strict=True):
+        votes_MBK = logits_MBK.double() if average == "logits" else logits_MBK.double().softmax(dim=-1)
+        votes_SBK = torch.tensordot(masks_SM, votes_MBK, dims=1)
+        num_right_S += (votes_SBK.argmax(dim=-1) == labels_B).sum(dim=1)
+    sizes_S = masks_SM.sum(dim=1)
+    return {str(size): num_right_S[sizes_S == size].double().mean().item() / N for size in range(1, M + 1)}
+
+
+def _subsets(M: int, size: int) -> list[tuple[int, ...]]:
+    """All subsets of `size` members where they are few, else always the same MAX_SUBSETS of them."""
+    if math.comb(M, size) <= MAX_SUBSETS:
+        return list(combinations(range(M), size))
+    draw = random.Random(size)
+    subsets: set[tuple[int, ...]] = set()
+    while len(subsets) < MAX_SUBSETS:
+        subsets.add(tuple(sorted(draw.sample(range(M), size))))
+    return sorted(subsets)

@@ -1,0 +1,27 @@
+"""The shape of every network: a trunk that branches may share, a tail of the member's own, features at its end."""
+
+from torch import Tensor, nn
+
+
+class Network(nn.Module):
+    """Maps images [B, 3, H, W] to features [B, feature_dim]; the classifier belongs to the member.
+
+    The trunk's output is [B, trunk_dim, h, w]. Several tails may read it, so a tail must not write to it in place.
+    """
+
+    def __init__(self, trunk: nn.Module, tail: nn.Module, feature_dim: int, trunk_dim: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.tail = tail
+        self.feature_dim = feature_dim
+        self.trunk_dim = trunk_dim
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.tail(self.trunk(images_BCHW))
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """No bias (a batch norm follows), size kept at stride 1, He initialisation."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer

@@ -1,0 +1,24 @@
+"""Plain text tables for a terminal."""
+
+from collections.abc import Sequence
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their longest cell; cells that are all numbers are set flush right."""
+    cells = [[text(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *cells]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
