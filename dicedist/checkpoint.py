@@ -1,8 +1,8 @@
 """Checkpoints: a folder each, a safetensors file per part, a manifest written last. No pickle is read or written.
 
-    runs/NAME/checkpoints/step-00001200/
-        member-0.safetensors ... discriminator.safetensors     weights and optimiser state, named by what they are, not by rank
-        manifest.json                                          step, and size and sha256 of each file
+runs/NAME/checkpoints/step-00001200/
+    member-0.safetensors ... discriminator.safetensors     weights and optimiser state, named by what they are, not by
+    rank manifest.json                                          step, and size and sha256 of each file
 """
 
 import hashlib
@@ -49,7 +49,11 @@ def save(run: Path, step: int, parts: Sequence[Part], exchange: Exchange, keep: 
         written[path.name] = {"size": path.stat().st_size, "sha256": digest(path)}
     records = exchange.report(written)
     if records:
-        manifest = {"format": FORMAT, "step": step, "parts": {name: entry for r in records for name, entry in r.items()}}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "parts": {name: entry for r in records for name, entry in r.items()},
+        }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
         sync(partial / MANIFEST)
         if final.exists():
@@ -90,11 +94,20 @@ def read(path: Path) -> Checkpoint:
     return checkpoint
 
 
+def what_is_wrong(run: Path) -> str:
+    """Why the newest checkpoint is not intact, for a message."""
+    for path in sorted(folder(run).glob("step-*"), reverse=True):
+        try:
+            read(path)
+        except ValueError as error:
+            return f": {error}"
+    return ""
+
+
 def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     for part in parts:
         tensors = load_part(checkpoint, part.name)
-        weights = {name.removeprefix("weights."): value for name, value in tensors.items() if name.startswith("weights.")}
-        load_weights(part.module, weights, part.name)
+        load_weights(part.module, tensors, part.name)
         restore_optimizer(part, tensors)
 
 
@@ -105,20 +118,22 @@ def load_part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
         raise ValueError(f"{checkpoint.path} has no {name} (of another method or ensemble size?)") from error
 
 
-def load_weights(module: torch.nn.Module, weights: dict[str, Tensor], name: str) -> None:
+def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], name: str) -> None:
+    prefix = "weights."
     try:
-        module.load_state_dict(weights)
+        module.load_state_dict(
+            {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        )
     except RuntimeError as error:
         raise ValueError(f"the checkpoint's {name} is of another network, method or number of classes") from error
 
 
 def state(part: Part) -> dict[str, Tensor]:
     tensors = {f"weights.{name}": value for name, value in part.module.state_dict().items()}
-    names = {parameter: name for name, parameter in part.module.named_parameters()}
-    for parameter, values in part.optimizer.state.items():
-        for key, value in values.items():
+    for name, parameter in part.module.named_parameters():
+        for key, value in part.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{key}.{names[parameter]}"] = value
+                tensors[f"optimizer.{key}.{name}"] = value
     return {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
 
 

@@ -1,12 +1,13 @@
-"""The configuration of a run: types here and beside the code they configure, values in conf/, checked before any process starts."""
+"""The configuration of a run: types here and beside the code they configure, values in conf/, all checked first."""
 
 import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -22,8 +23,22 @@ from dicedist.schedules import Schedules, SchedulesConfig
 
 PACKAGED = Path(__file__).parent / "conf"
 CONF = PACKAGED if PACKAGED.exists() else Path(__file__).parent.parent / "conf"
+T = TypeVar("T")
 STRUCTURES = ("net", "branch")
-MAY_CHANGE = ("epochs", "max_steps", "resume", "run.dir", "log.", "checkpoint.", "distributed.", "data.root", "data.download", "data.num_threads")
+MAY_CHANGE = (
+    "epochs",
+    "max_steps",
+    "resume",
+    "run.dir",
+    "log.",
+    "checkpoint.",
+    "evaluate.",
+    "ood.",
+    "distributed.",
+    "data.root",
+    "data.download",
+    "data.num_threads",
+)
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -49,6 +64,18 @@ class RunConfig:
 @dataclass
 class LogConfig:
     every_steps: int
+
+
+@dataclass
+class EvaluateConfig:
+    average: str  # logits | probabilities
+    folds: int  # random halves on which temperatures are fitted
+    every_epochs: int  # validation during training
+
+
+@dataclass
+class OodConfig:
+    sets: dict[str, str | None]  # name -> a folder or .npz; null: looked for by its name in data.root
 
 
 @dataclass
@@ -84,6 +111,8 @@ class Config:
     run: RunConfig
     log: LogConfig
     checkpoint: CheckpointConfig
+    evaluate: EvaluateConfig
+    ood: OodConfig
     distributed: DistributedConfig
 
     def schedule(self) -> Schedules:
@@ -92,53 +121,68 @@ class Config:
 
 def compose_config(overrides: Sequence[str]) -> Config:
     """conf/train.yaml with the user's overrides, typed and checked; ValueError of one line otherwise."""
+    config = compose_typed("train", overrides, Config)
+    validate(config)
+    return config
+
+
+def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
     for override in overrides:
         if override.startswith(("+", "~")) or "=" not in override:
             raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
     try:
         with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-            composed = compose("train", overrides=list(overrides))
+            composed = compose(name, overrides=list(overrides))
     except HydraException as error:
-        raise ValueError(explain(error, overrides)) from error
-    return typed(composed)
+        raise ValueError(explain(error, name, overrides)) from error
+    return typed(composed, schema)
 
 
 def load_config(path: Path) -> Config:
     """The config.yaml of a run."""
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return typed(loaded)
+    try:
+        loaded = OmegaConf.load(path)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is missing or damaged") from error
+    if not isinstance(loaded, DictConfig):
+        raise ValueError(f"{path} is not the config of a run")
+    config = typed(loaded, Config)
+    validate(config)
+    return config
 
 
 def save_config(config: Config, path: Path) -> None:
     path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def typed(composed: DictConfig) -> Config:
+def typed(composed: DictConfig, schema: type[T]) -> T:
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), composed))
     except OmegaConfBaseException as error:
         raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(config, Config)
-    validate(config)
+    assert isinstance(config, schema)
     return config
 
 
-def explain(error: HydraException, overrides: Sequence[str]) -> str:
+def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
     """One line of Hydra's many, with the nearest key or option where one was misspelt."""
     text = str(error)
     with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        known = keys(compose("train"))
+        known = keys(compose(name))
     for override in overrides:
         key, _, value = override.partition("=")
         group = CONF / key
         if group.is_dir():
-            options = sorted(path.stem for path in group.glob("*.yaml"))
+            options = choices_of(group)
             if value not in options:
                 return f"{override}: there is no such {key}{nearest(value, options)}; write one of {', '.join(options)}"
         elif f"'{key}'" in text:
             return f"{key}: there is no such key{nearest(key, known)}"
     return " ".join(text.split())
+
+
+def choices_of(group: Path) -> list[str]:
+    return sorted(path.stem for path in group.glob("*.yaml") if not path.stem.startswith("_"))
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -149,10 +193,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
 def keys(config: DictConfig, prefix: str = "") -> list[str]:
     names: list[str] = []
     for key in config:
-        names.append(f"{prefix}{key}")
+        names.append(prefix + str(key))
         child = config._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
-            names += keys(child, f"{prefix}{key}.")
+            names += keys(child, f"{prefix}{key!s}.")
     return names
 
 
@@ -173,12 +217,13 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     return {name: leaf for key, value in values.items() for name, leaf in flat(value, f"{prefix}{key}.").items()}
 
 
-def show_help(usage: str | None) -> None:
+def show_help(usage: str | None, name: str) -> None:
     """What the command does, and every key with its default."""
     with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        defaults = OmegaConf.to_yaml(compose("train"))
-    groups = [f"{group.name}={'|'.join(sorted(path.stem for path in group.glob('*.yaml')))}" for group in sorted(CONF.iterdir()) if group.is_dir()]
-    print(f"{usage}\nChoices\n\n    " + "\n    ".join(groups) + "\n\nKeys and their values by default (write key=value)\n")
+        defaults = OmegaConf.to_yaml(compose(name))
+    choices = [f"{group.name}={'|'.join(choices_of(group))}" for group in sorted(CONF.iterdir()) if group.is_dir()]
+    listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
+    print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
     print(defaults)
 
 
@@ -199,6 +244,8 @@ def validate(config: Config) -> None:
         "log.every_steps": config.log.every_steps,
         "distributed.timeout": config.distributed.timeout,
         "ensemble.replicas": config.ensemble.replicas,
+        "evaluate.folds": config.evaluate.folds,
+        "evaluate.every_epochs": config.evaluate.every_epochs,
         "checkpoint.keep": config.checkpoint.keep,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
         "checkpoint.every_steps": config.checkpoint.every_steps,
@@ -212,12 +259,13 @@ def validate(config: Config) -> None:
         "structure": (config.structure, STRUCTURES),
         "precision": (config.precision, PRECISIONS),
         "resume": (config.resume, ("auto", "never", "must")),
+        "evaluate.average": (config.evaluate.average, ("logits", "probabilities")),
         "redundancy.scale": (redundancy.scale, ("predicted", "one", "none")),
         "redundancy.terms": (redundancy.terms, ("lhs", "rhs", "both")),
     }
-    for name, (value, known) in choices.items():
-        if value not in known:
-            raise ValueError(f"{name}={value}: write one of {', '.join(known)}")
+    for name, (choice, known) in choices.items():
+        if choice not in known:
+            raise ValueError(f"{name}={choice}: write one of {', '.join(known)}")
     validate_numbers(config)
     data.validate(config.data)
 

@@ -1,11 +1,13 @@
 """The discriminator w: tells features of one input from features of two inputs of the same class.
 
-The paper's network takes the M slots side by side (all but two filled with zeros) and an embedding of the class, at the inputs of
-its first two layers, and has one output per class. The same function is computed here without the zeros: a slot's share of the
-first layer is applied once to each member's features and added up per pair, the embedding acts as a table with one row a class,
-and only the output of the class at hand is formed. tests/algorithm1.py has the literal network.
+The paper's network takes the M slots side by side (all but two filled with zeros) and an embedding of the class, at
+the inputs of its first two layers, and has one output per class. The same function is computed here without the
+zeros: a slot's share of the first layer is applied once to each member's features and added up per pair, the
+embedding acts as a table with one row a class, and only the output of the class at hand is formed.
+tests/algorithm1.py has the literal network.
 
-Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X rows, H hidden.
+Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X
+rows, H hidden.
 """
 
 import math
@@ -65,10 +67,10 @@ class Network(nn.Module):
     def initialise(self, first_inputs: int, second_inputs: int) -> None:
         """As torch.nn.Linear and Embedding would for the literal layers."""
         first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
-        for weights in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
-            nn.init.uniform_(weights, -first, first)
-        for weights in (self.embedding_second_EH, self.second.weight, self.second.bias):
-            nn.init.uniform_(weights, -second, second)
+        for parameter in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
+            nn.init.uniform_(parameter, -first, first)
+        for tensor in (self.embedding_second_EH, self.second.weight, self.second.bias):
+            nn.init.uniform_(tensor, -second, second)
         nn.init.normal_(self.embedding_KE)
 
     def project(self, z_MBD: Tensor) -> Tensor:
@@ -118,21 +120,27 @@ class Discriminator(nn.Module):
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """d(redundancy loss)/d(means) [M, B, D] under the w of the step before; the scale gets none (METHOD decision 9)."""
+        """d(redundancy loss)/d(means) [M, B, D] under the w of the step before; the scale gets none (decision 9)."""
         draws = generator(labels_B.device, self.seed, "redundancy", *where)
         labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
         pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
         terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
-        estimate = sum(terms.values())
+        estimate = torch.stack(list(terms.values())).sum()
         weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
         (gradients_MBD,) = torch.autograd.grad(weight * estimate, means_MBD)
         return gradients_MBD, {"redundancy": estimate.detach()}
 
     def redundancy(
-        self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor, now: Moment, draws: torch.Generator
+        self,
+        means_MBD: Tensor,
+        scales_MBD: Tensor,
+        labels_B: Tensor,
+        pairs_P2: Tensor,
+        now: Moment,
+        draws: torch.Generator,
     ) -> dict[str, Tensor]:
-        """The terms of the Donsker-Varadhan estimate that the config asks for, averaged over pairs (METHOD decisions 2, 7)."""
+        """The chosen terms of the Donsker-Varadhan estimate, averaged over pairs (METHOD decisions 2, 7)."""
         negatives = 0 if self.config.terms == "lhs" else self.config.negatives
         logits_XB, num_joint, found_B = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
         log_f_XB = self.clipped(logits_XB)
@@ -209,7 +217,7 @@ class Discriminator(nn.Module):
     def sample(
         self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
     ) -> Tensor:
-        """z of [M, ..., D]; with num_samples, that many of each: [M, S, ..., D]. The scale goes from 1 to the predicted one."""
+        """z of [M, ..., D]; with num_samples, [M, S, ..., D]. The scale goes from 1 to the predicted one."""
         if num_samples is not None:
             means, scales = (values[:, None].expand(-1, num_samples, *values.shape[1:]) for values in (means, scales))
         if self.config.scale == "none":
@@ -218,6 +226,13 @@ class Discriminator(nn.Module):
         if self.config.scale == "predicted":
             noise = noise * (1 + now.covariance * (scales - 1))
         return means + noise
+
+    @torch.no_grad()
+    def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
+        """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant (decision 13)."""
+        projected_MBH = self.network.project(means_MBD)
+        rows_PBH = projected_MBH[pairs_P2[:, 0]] + projected_MBH[pairs_P2[:, 1]]
+        return torch.sigmoid(-self.network.logits(rows_PBH, self.classes(labels_B))).mean(0)
 
     def classes(self, labels_B: Tensor) -> Tensor:
         return labels_B if self.conditional else torch.zeros_like(labels_B)

@@ -15,28 +15,30 @@ from dicedist.schedules import Moment
 
 BATCH = 500
 BINS = 10
-PREDICTED = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)  # z with the predicted scale, as at the end
+PREDICTED = Moment(
+    learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0
+)  # z with the predicted scale, as at the end
 
 
 @dataclass
 class Estimate:
-    nats_P: list[float]  # by pair of members, in the order of combinations(range(M), 2)
+    nats_P: list[float]  # by pair of members
     accuracy: float  # of w at telling joint from product pairs
     calibration: list[dict[str, float]]  # by bin of w: count, mean w, share of joint pairs
 
 
 @torch.no_grad()
-def estimate(w: Discriminator, features: Features, labels_N: Tensor) -> Estimate:
-    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the two terms."""
+def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate:
+    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between them."""
     draws = generator(labels_N.device, w.seed, "estimate")
     order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
     joint, product = [], []
     for rows in order_N.split(BATCH):
         logits_XB, num_joint, found_B = w.compare(
             features.means_MBD[:, rows], features.scales_MBD[:, rows], w.classes(labels_N[rows]),
-            w.pairs_P2, w.config.negatives, PREDICTED, draws,
+            pairs_P2, w.config.negatives, PREDICTED, draws,
         )  # fmt: skip
-        pairs = len(w.pairs_P2)
+        pairs = len(pairs_P2)
         joint.append(logits_XB[:num_joint].unflatten(0, (pairs, -1)).flatten(1))
         product.append(logits_XB[num_joint:, found_B].unflatten(0, (pairs, -1)).flatten(1))
     joint_PX, product_PX = torch.cat(joint, 1).double(), torch.cat(product, 1).double()
@@ -72,7 +74,7 @@ def fit(
     batch_size: int = 256,
     lr: float = 1e-3,
 ) -> Discriminator:
-    """A new discriminator for given features, the same for whatever made them: trained to the end, its rate falling to zero."""
+    """A new discriminator, trained the same way on whatever features it is given, its rate falling to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     with initialising(seed, "estimator"):
         w = Discriminator(replace(config, num_steps=1, delta=0.0), num_members, feature_dim, num_classes, True, seed)

@@ -6,8 +6,9 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
-Methods on predictions send logits to every rank that hosts members instead; independent ones send nothing. A message goes from one
-rank straight to another (grouped send and receive, which NCCL and gloo both have): a member never receives what it does not need.
+Methods on predictions send logits to every rank that hosts members instead; independent ones send nothing. A message
+goes from one rank straight to another (grouped send and receive, which NCCL and gloo both have): a member never
+receives what it does not need.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -51,8 +52,8 @@ class Exchange:
     widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
     to_discriminator: tuple[str, ...]  # fields
     to_members: tuple[str, ...]
-    member_group: "dist.ProcessGroup | None" = None
-    sending: list[tuple["dist.Work", Tensor]] = field(default_factory=list)
+    member_group: dist.ProcessGroup | None = None
+    sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     def wanted_by(self, rank: int) -> tuple[str, ...]:
         """The fields of every member that this rank must see."""
@@ -106,7 +107,7 @@ class Exchange:
         return own
 
     def transfer(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
-        """Post all at once; wait for what comes in. What goes out is waited for at the next gather, so compute goes on."""
+        """Post all at once; wait for what comes in. What goes out is waited for at the next gather."""
         if not sends and not receives:
             return
         messages = [message for _, message in sends + receives]
@@ -210,5 +211,11 @@ def build_exchange(
         {"mean": feature_dims, "scale": feature_dims, "logits": [num_classes] * placement.num_members},
         ("mean", "scale") if method.prior_rows(num_classes) else ("mean",),
         method.sends,
-        dist.new_group(hosts) if len(hosts) > 1 else None,
+        member_group(hosts),
     )
+
+
+def member_group(hosts: Sequence[int]) -> dist.ProcessGroup | None:
+    """All ranks call. None where one rank hosts all members, and on ranks that host none."""
+    group = dist.new_group(list(hosts)) if len(hosts) > 1 else None
+    return group if isinstance(group, dist.ProcessGroup) else None

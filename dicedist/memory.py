@@ -1,6 +1,7 @@
 """The shared class memory: for each class, the features of the last few inputs, as seen by all M members.
 
-Legend: M members, B inputs of a batch, D features, K classes, C entries a class, Q = K*C + 1 rows (the last takes what is not kept).
+Legend: M members, B inputs of a batch, D features, K classes, C entries a class, Q = K*C + 1 rows (the last takes
+what is not kept).
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Which features the discriminator compares: pairs of members, and for product pairs another input of the same class.
 
-Legend: M members, B inputs of a batch, C memory entries a class, X draws, P pairs of members, S samples, R product pairs per joint pair.
+Legend: M members, B inputs of a batch, C memory entries a class, X draws, P pairs of members, S samples, R product
+pairs per joint pair.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Partners:
         return self.ranks_BN[:, -1] > 0
 
     def draw(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Rows [X, B] into the batch followed by the memory, uniform over the candidates; meaningless where none was found."""
+        """Rows [X, B] into the batch followed by the memory, uniform over the candidates; without meaning where there is none."""
         batch = len(self.ranks_BN)
         chance_BX = torch.rand(batch, num_draws, generator=generator, device=generator.device)
         count_B1 = self.ranks_BN[:, -1:]
@@ -52,7 +53,7 @@ class Partners:
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Which projected features are added up: joint pairs from one input, product pairs with one of the two from its partner.
+    """Which projected features are added up: both of one input (joint), or one of the two of its partner (product).
 
     Rows count the batch's [M, S] samples first, then the partners' [M, S, R].
     """

@@ -41,6 +41,12 @@ class Hosted:
         """What the members' losses train."""
         return [*self.members.values(), *([self.trunk] if self.trunk else [])]
 
+    @property
+    def w(self) -> Discriminator | None:
+        module = self.discriminator.module if self.discriminator else None
+        assert module is None or isinstance(module, Discriminator)
+        return module
+
     def member(self, index: int) -> Member:
         module = self.members[index].module
         assert isinstance(module, Member)
@@ -71,7 +77,7 @@ def build_hosted(
 
 
 def learner(name: str, module: nn.Module, config: Config, device: torch.device) -> Part:
-    module = module.to(device, memory_format=torch.channels_last)
+    module = module.to(device).to(memory_format=torch.channels_last)
     if config.compile:
         module.compile()
     settings = config.optimizer

@@ -1,9 +1,9 @@
 """Who hosts what: a pure function of the world size, the members and the method.
 
-    N = M + 1   one member a rank, the discriminator alone on the last
-    N = M       one member a rank, the discriminator beside the last member
-    N < M       members dealt evenly, the discriminator on the rank with the fewest
-    N = 1       everything in one process
+N = M + 1   one member a rank, the discriminator alone on the last
+N = M       one member a rank, the discriminator beside the last member
+N < M       members dealt evenly, the discriminator on the rank with the fewest
+N = 1       everything in one process
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,8 @@
                        gather              scatter
     w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
 
-The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its own it learns
-while the members run backward and the next forward.
+The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its
+own it learns while the members run backward and the next forward.
 
 Legend: M members, B inputs, D features.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dicedist.config import Config
 from dicedist.data.pipeline import Batch
-from dicedist.discriminator import Discriminator, Features
+from dicedist.discriminator import Features
 from dicedist.exchange import Exchange, Gathered
 from dicedist.member import Encoding
 from dicedist.objectives import Method, View
@@ -77,12 +77,8 @@ class Step:
         checksum = torch.tensor([batch.checksum])
         return checksum.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else checksum
 
-    @property
-    def discriminator(self) -> Discriminator | None:
-        return self.hosted.discriminator.module if self.hosted.discriminator else None
-
     def features(self, gathered: Gathered) -> Features | None:
-        if self.discriminator is None:
+        if self.hosted.w is None:
             return None
         width = max(self.exchange.widths["mean"])
         means_MBD = gathered.stacked("mean", width)
@@ -92,16 +88,16 @@ class Step:
     def redundancy_gradients(
         self, features: Features | None, batch: Batch, now: Moment
     ) -> tuple[Tensor | None, Values]:
-        if self.discriminator is None or features is None:
+        if self.hosted.w is None or features is None:
             return None, {}
         where = (batch.epoch, batch.step_in_epoch)
-        return self.discriminator.redundancy_gradients(features, batch.labels_B, now, where)
+        return self.hosted.w.redundancy_gradients(features, batch.labels_B, now, where)
 
     def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
-        if self.hosted.discriminator is None or features is None:
+        if self.hosted.w is None or self.hosted.discriminator is None or features is None:
             return {}
         where = (batch.epoch, batch.step_in_epoch)
-        return self.discriminator.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
+        return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
 
     def descend(
         self,

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics.jsonl and the lines that a person sees. A rank that does not report holds a silent tracker."""
+"""What a run leaves behind and shows: metrics.jsonl and progress. Ranks that do not report hold a silent tracker."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Ledger:
-    """Values of the last steps, on the device; read at log time, which is the only place where the host waits for them."""
+    """Values of the last steps, on the device; the host waits for them at log time only."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

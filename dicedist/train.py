@@ -1,8 +1,8 @@
 """Train an ensemble.
 
-    torchrun --nproc_per_node=5 -m dicedist.train                         the paper's main job: CIFAR-100, 4 x ResNet-32, DICE
-    torchrun --nproc_per_node=5 -m dicedist.train data=shapes             no files needed
-    python -m dicedist.train ensemble.size=3 method=ceb data=cifar10      everything in one process
+torchrun --nproc_per_node=5 -m dicedist.train                 the paper's main job: CIFAR-100, 4 x ResNet-32, DICE
+torchrun --nproc_per_node=5 -m dicedist.train data=shapes     no files needed
+python -m dicedist.train ensemble.size=3 method=ceb data=cifar10    everything in one process
 """
 
 import copy
@@ -14,11 +14,12 @@ from typing import NoReturn
 import torch
 
 from dicedist import checkpoint, metrics
+from dicedist.assessment import BATCH, Assessor
 from dicedist.config import Config, compose_config, differences, load_config, save_config, show_help
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
-from dicedist.evaluate import EVALUATION_BATCH, assess
+from dicedist.evaluate import load_discriminator
 from dicedist.exchange import build_exchange
 from dicedist.inference import read
 from dicedist.objectives import Method
@@ -35,7 +36,7 @@ GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
-        show_help(__doc__)
+        show_help(__doc__, "train")
         return
     config = compose_config(arguments)
     method = Method(config.method)
@@ -50,17 +51,15 @@ def run(arguments: Sequence[str]) -> None:
 
 
 class Trainer:
-    def __init__(
-        self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World
-    ):
+    def __init__(self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World):
         self.config, self.source, self.world, self.placement = config, source, world, placement
         members = placement.members_on(world.rank)
         self.hosted = build_hosted(
             config, method, members, world.rank == placement.discriminator, placement.num_members,
             source.num_classes, world.device,
         )  # fmt: skip
-        dims = feature_dims(config, placement.num_members)
-        self.exchange = build_exchange(placement, world, method, dims, source.num_classes)
+        self.method, self.feature_dims = method, feature_dims(config, placement.num_members)
+        self.exchange = build_exchange(placement, world, method, self.feature_dims, source.num_classes)
         self.loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
         self.steps_per_epoch = num_batches(len(source.train.labels_N), config.batch_size)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
@@ -84,10 +83,14 @@ class Trainer:
                     self.log()
                 if self.done == self.total_steps:
                     break
-            self.validate()
+            if (
+                self.done == self.total_steps
+                or self.done // self.steps_per_epoch % self.config.evaluate.every_epochs == 0
+            ):
+                self.validate()
         self.save()
         self.loader.close()
-        assess(self.config, self.hosted, self.exchange, self.source, self.directory, self.tracker.say)
+        self.assess()
         self.tracker.close()
 
     def continue_run(self) -> int:
@@ -127,7 +130,7 @@ class Trainer:
         split = self.source.val
         if len(split.labels_N) == 0:
             return
-        readings = read(self.hosted, split, self.source, EVALUATION_BATCH, self.world.device)
+        readings = read(self.hosted, split, self.source, BATCH, self.world.device)
         shape = (len(split.labels_N), self.source.num_classes)
         logits = self.exchange.collect(
             {member: reading.logits_NK for member, reading in readings.items()}, [shape] * self.placement.num_members
@@ -136,6 +139,17 @@ class Trainer:
             measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
             named = {f"val/{name}": value for name, value in measures.items()}
             self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
+
+    def assess(self) -> None:
+        """The last weights, never the best on test (METHOD decision 20)."""
+        config, members = self.config, range(self.placement.num_members)
+        found = checkpoint.newest(self.directory)
+        assert found is not None
+        w = None
+        if self.world.rank == REPORTER:
+            w = load_discriminator(config, self.method, len(members), self.source.num_classes, found)
+        assessor = Assessor(self.hosted, members, self.exchange, self.source, w, self.feature_dims)
+        assessor.assess(config.evaluate, config.ood, config.data.root, self.directory, self.tracker.say)
 
     def save(self) -> None:
         parts = [part for part in self.hosted.parts if part.name != "trunk" or self.answers_for_trunk]
@@ -158,13 +172,14 @@ class Trainer:
         sent = self.exchange.bytes_per_step(self.config.batch_size)
         named = " + ".join(f"{name} {size:,}" for name, size in sent.items()) or "nothing"
         self.tracker.say(f"a step sends {named} = {sum(sent.values()):,} bytes")
-        config = self.config
+        config, left = self.config, self.total_steps - self.done
+        ensemble = f"{self.placement.num_members} x {config.network.name} ({config.structure})"
         self.tracker.say(
-            f"{config.method.name} on {config.data.name}: {self.placement.num_members} x {config.network.name} ({config.structure}), "
-            f"{len(self.source.train.labels_N):,} images, {self.total_steps - self.done:,} steps to go -> {self.directory}"
+            f"{config.method.name} on {config.data.name}: {ensemble}, {len(self.source.train):,} images, "
+            f"{left:,} steps to go -> {self.directory}"
         )
         if self.world.device.type == "cpu":
-            seconds = self.estimate() * (self.total_steps - self.done)
+            seconds = self.estimate() * left
             self.tracker.say(f"on this CPU that takes about {duration(seconds)}")
 
     def estimate(self) -> float:
@@ -192,7 +207,9 @@ def prepare_folder(directory: Path, config: Config, continues: bool) -> None:
     if continues and (changed := differences(load_config(saved), config)):
         raise ValueError(f"{directory} was trained with another config ({'; '.join(changed)}): choose another run.name")
     if config.resume == "never" and (directory / "metrics.jsonl").exists():
-        raise ValueError(f"{directory} holds a run already: choose another run.name, or leave out resume=never to continue it")
+        raise ValueError(
+            f"{directory} holds a run already: choose another run.name, or leave out resume=never to continue it"
+        )
     save_config(config, saved)
 
 

@@ -42,8 +42,8 @@ def pick_device() -> torch.device:
     ranks_here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if ranks_here > gpus:
         raise ValueError(
-            f"{ranks_here} ranks on this node but {gpus} GPUs: torchrun --nproc_per_node={gpus} (members are dealt over them), "
-            "or CUDA_VISIBLE_DEVICES= to use the CPU"
+            f"{ranks_here} ranks on this node but {gpus} GPUs: torchrun --nproc_per_node={gpus} "
+            "(members are dealt over them), or CUDA_VISIBLE_DEVICES= to use the CPU"
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -54,7 +54,7 @@ def pick_device() -> torch.device:
 
 @contextlib.contextmanager
 def joined(timeout: float) -> Iterator[World]:
-    """Inside, this process is a rank of the group (or the only one). Features go by NCCL on GPUs, records always by gloo."""
+    """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo."""
     global _store
     device, size = pick_device(), world_size()
     if size == 1:
@@ -85,7 +85,7 @@ class EndedElsewhere(Exception):
 
 
 def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run an entry point: an error is one line from one rank and an exit code, with its traceback only if DICEDIST_DEBUG=1."""
+    """Run an entry point: an error is one line from one rank and an exit code; DICEDIST_DEBUG=1 adds its traceback."""
     try:
         run(sys.argv[1:])
     except EndedElsewhere:

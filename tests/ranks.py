@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(world_size, function, *arguments):
-    """[function(rank, *arguments) for each rank], all of them at once in one group; a single rank runs in this process."""
+    """[function(rank, *arguments) for each rank], in one group of processes; a single rank runs in this one."""
     if world_size == 1:
         return [function(0, *arguments)]
     with socket.socket() as free:

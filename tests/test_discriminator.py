@@ -1,4 +1,4 @@
-"""w equals the literal network of the paper, in value and gradient; its estimate recovers known conditional information."""
+"""w equals the paper's literal network, in value and gradient; its estimate recovers known information."""
 
 import math
 from dataclasses import replace
@@ -128,7 +128,7 @@ def recovered(dims, rho, num_steps):
     train, train_labels = correlated(dims, rho, 50_000, 3, generator)
     held_out, labels = correlated(dims, rho, 4_000, 3, generator)
     w = fit(config, train, train_labels, 3, seed=0, num_steps=num_steps)
-    return estimate(w, held_out, labels)
+    return estimate(w, held_out, labels, w.pairs_P2)
 
 
 @pytest.mark.parametrize(("dims", "rho", "num_steps"), [(4, 0.3, 500), (8, 0.6, 600)])

@@ -16,7 +16,8 @@ def moment(epoch, *overrides):
     [
         ("cifar100", 0, 100), ("cifar100", 4, 55), ("cifar100", 8, 10), ("cifar100", 91.5, 6), ("cifar100", 175, 2),
         ("cifar100", 250, 1.5), ("cifar100", 275, 1.25), ("cifar100", 300, 1),
-        ("cifar10", 0, 100), ("cifar10", 2.5, 55), ("cifar10", 5, 10), ("cifar10", 52.5, 6), ("cifar10", 100, 2), ("cifar10", 299, 2),
+        ("cifar10", 0, 100), ("cifar10", 2.5, 55), ("cifar10", 5, 10), ("cifar10", 52.5, 6),
+        ("cifar10", 100, 2), ("cifar10", 299, 2),
     ],
 )  # fmt: skip
 def test_log_beta(data, epoch, log_beta):

@@ -40,7 +40,13 @@ def build_step(config, rank=0, world_size=1, num_classes=K):
     method = Method(config.method)
     placement = place(world_size, config.ensemble.size, method.redundancy is not None)
     hosted = build_hosted(
-        config, method, placement.members_on(rank), rank == placement.discriminator, placement.num_members, num_classes, CPU
+        config,
+        method,
+        placement.members_on(rank),
+        rank == placement.discriminator,
+        placement.num_members,
+        num_classes,
+        CPU,
     )
     dims = feature_dims(config, placement.num_members)
     exchange = build_exchange(placement, World(rank, world_size, CPU), method, dims, num_classes)
@@ -49,7 +55,7 @@ def build_step(config, rank=0, world_size=1, num_classes=K):
 
 def reference_for(step, config):
     members = [copy.deepcopy(step.hosted.member(i)) for i in step.hosted.members]
-    w = step.discriminator
+    w = step.hosted.w
     reference = Algorithm1(members, literal_of(w.network), K, w.delta, negatives=config.redundancy.negatives)
     reference.w_optimizer.param_groups[0]["lr"] = config.redundancy.lr
     return reference
@@ -94,7 +100,9 @@ def test_one_step_equals_algorithm_1(members):
         assert float(values[f"member_{member}/loss"]) == pytest.approx(losses[member], rel=1e-6, abs=1e-6)
         assert gradients[member].keys() == seen[member].keys()
         for name, gradient in gradients[member].items():
-            torch.testing.assert_close(seen[member][name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                seen[member][name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
     assert float(values["redundancy"]) == pytest.approx(redundancy, rel=1e-6)
     assert float(values["discriminator/loss"]) == pytest.approx(w_loss, rel=1e-6)
 

@@ -3,60 +3,105 @@
 import contextlib
 import dataclasses
 import os
+import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
+from torchvision import transforms
 
 from dicedist.data import DataConfig, uses_dali
 from dicedist.data.order import padding
-from dicedist.data.pipeline import Batch, Loader
-from dicedist.data.sources import Source, Split
+from dicedist.data.pipeline import Loader
+from dicedist.data.sources import Source
 
 CPU = torch.device("cpu")
 
 
 def data_throughput(
-    source: Source, config: DataConfig, batch_size: int, num_threads: Sequence[int] = (1, 2), seconds: float = 3.0
+    source: Source, config: DataConfig, batch_size: int, num_threads: Sequence[int] = (1, 2), rounds: int = 5
 ) -> list[dict[str, Any]]:
     """A row for each pipeline and number of threads, each held to as many cores, on the same training images.
 
-    The median of the rounds is reported, so that a busy machine disturbs one round and not the figure.
+    The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
     """
+    names = ["torch", "dataloader"]
+    if uses_dali(dataclasses.replace(config, pipeline="auto")):
+        names.insert(0, "dali")
     rows = []
-    pipelines = ["dali", "torch", "dataloader"] if uses_dali(dataclasses.replace(config, pipeline="auto")) else ["torch", "dataloader"]
     for threads in num_threads:
         with cores(threads):
-            speeds = {name: measure(batches(name, threads, source, config, batch_size), seconds) for name in pipelines}
-        rows += [
-            {
-                "pipeline": name,
-                "threads": threads,
-                "images_per_second": round(speed),
-                "times_dataloader": round(speed / speeds["dataloader"], 1),
-            }
-            for name, speed in speeds.items()
-        ]
+            streams = {name: batch_sizes(name, threads, source, config, batch_size) for name in names}
+            turns = [{name: turn(name, threads, stream) for name, stream in streams.items()} for _ in range(rounds)]
+        medians = {name: statistics.median(turn[name] for turn in turns) for name in names}
+        for name, speed in medians.items():
+            times = speed / medians["dataloader"]
+            rows.append({"pipeline": name, "threads": threads, "images_per_second": speed, "times_dataloader": times})
     return rows
 
 
-def batches(name: str, threads: int, source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
-    """Number of images of each batch, for ever."""
+def turn(name: str, threads: int, sizes: Iterator[int], seconds: float = 0.5) -> float:
+    """Images a second."""
+    torch.set_num_threads(threads if name == "torch" else 1)  # the others have threads or workers of their own
+    next(sizes), next(sizes), next(sizes)  # wakes threads, fills queues
+    images, began = 0, time.perf_counter()
+    while (passed := time.perf_counter() - began) < seconds:
+        images += next(sizes)
+    return images / passed
+
+
+def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
+    """For ever, one batch after the other."""
     if name == "dataloader":
-        workers = 0 if threads == 1 else threads
-        loader: Iterable[tuple[Tensor, Tensor]] = DataLoader(
-            Transformed(source.train, source), batch_size, shuffle=True, num_workers=workers
-        )
+        workers = threads if threads > 1 else 0
+        loader = DataLoader(Transformed(source), batch_size, shuffle=True, num_workers=workers)
         while True:
             yield from (len(labels_B) for _, labels_B in loader)
-    config = dataclasses.replace(config, pipeline=name, num_threads=threads)
-    ours = Loader(source.train, config, source, batch_size, 0, CPU, [0])
+    ours = Loader(
+        source.train, dataclasses.replace(config, pipeline=name, num_threads=threads), source, batch_size, 0, CPU, [0]
+    )
     epoch = 0
     while True:
         yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
         epoch += 1
+
+
+class Transformed(Dataset[tuple[Tensor, Tensor]]):
+    """The usual way: an image at a time, through PIL."""
+
+    def __init__(self, source: Source):
+        self.split = source.train
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(source.size, padding=padding(source.size)),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize(source.mean, source.std),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = Image.fromarray(self.split.take(torch.tensor([index]))[0].numpy())
+        return self.transform(image), self.split.labels_N[index]
+
+
+@contextlib.contextmanager
+def cores(number: int) -> Iterator[None]:
+    """Inside, this thread and the ones it starts run on so many cores."""
+    before = torch.get_num_threads()
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if allowed:
+        os.sched_setaffinity(0, sorted(allowed)[:number])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if allowed:
+            os.sched_setaffinity(0, allowed)

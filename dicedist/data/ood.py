@@ -1,6 +1,7 @@
-"""Images of other things than a model was trained on, found by name or by path; what is missing is named, never invented.
+"""Images of other things than a model was trained on, by name or by path; a missing set is named, never invented.
 
-A set whose name ends in _crop is cut out of the middle of its images, any other is resized whole (ODIN, Liang et al. 2018).
+ODIN's two ways (Liang et al., 2018): a set whose name ends in _crop is cut out of the middle of its images, any other is
+resized whole.
 """
 
 import logging

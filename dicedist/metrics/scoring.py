@@ -4,16 +4,13 @@ Shapes: M members, N inputs, K classes. All in float64; log_p_NK are natural log
 """
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-Average = Literal["logits", "probabilities"]
 
-
-def ensemble_logits(logits_MNK: Tensor, average: Average = "logits") -> Tensor:
+def ensemble_logits(logits_MNK: Tensor, average: str = "logits") -> Tensor:
     """logits_NK whose softmax is the ensemble's prediction: mean of logits, or log of the mean of probabilities."""
     if average == "logits":
         return logits_MNK.mean(dim=0, dtype=torch.float64)
@@ -23,7 +20,7 @@ def ensemble_logits(logits_MNK: Tensor, average: Average = "logits") -> Tensor:
     raise ValueError(f"average is 'logits' or 'probabilities', not {average!r}")
 
 
-def ensemble_log_probabilities(logits_MNK: Tensor, average: Average = "logits", temperature: float = 1.0) -> Tensor:
+def ensemble_log_probabilities(logits_MNK: Tensor, average: str = "logits", temperature: float = 1.0) -> Tensor:
     """log_p_NK of the ensemble; the temperature divides what was averaged, never the members' own logits."""
     return torch.log_softmax(ensemble_logits(logits_MNK, average) / temperature, dim=-1)
 

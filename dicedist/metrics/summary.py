@@ -14,7 +14,6 @@ from torch import Tensor
 from dicedist.metrics.calibration import ece, split_half, tace
 from dicedist.metrics.diversity import diversity
 from dicedist.metrics.scoring import (
-    Average,
     accuracy,
     brier,
     brier_per_class,
@@ -29,7 +28,7 @@ MAX_SUBSETS = 20
 
 
 def measure(
-    logits_MNK: Tensor, labels_N: Tensor, average: Average = "logits", folds: int = 1, seed: int = 0
+    logits_MNK: Tensor, labels_N: Tensor, average: str = "logits", folds: int = 1, seed: int = 0
 ) -> dict[str, Any]:
     """Everything but OOD detection. `seed` and `folds` choose the halves on which temperatures are fitted."""
     labels_N = _checked(logits_MNK, labels_N)
@@ -82,7 +81,7 @@ def _mean_of(name: str, rows: list[dict[str, float]]) -> float:
     return math.fsum(row[name] for row in rows) / len(rows)
 
 
-def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: Average) -> dict[str, float]:
+def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dict[str, float]:
     """Mean accuracy of the ensembles of m members, for each m from 1 to M (keys are text, as JSON wants)."""
     M, N, _ = logits_MNK.shape
     subsets = [subset for size in range(1, M + 1) for subset in _subsets(M, size)]

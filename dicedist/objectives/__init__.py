@@ -6,8 +6,8 @@ A module of this room defines a class `Term`. Its options come from the method's
         sends = ("logits",)                      # fields that every member must see of its peers
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
-Peers are constants for a member: of a joint loss each member computes the value with its own row alone differentiable, which gives
-exactly its own partial derivative.
+Peers are constants for a member: of a joint loss each member computes the value with its own row alone
+differentiable, which gives exactly its own partial derivative.
 """
 
 import importlib

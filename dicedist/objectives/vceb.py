@@ -1,6 +1,7 @@
 """Variational conditional entropy bottleneck, equation 2 of the paper.
 
-The KL is the paper's with its sign slip in the appendix mended (METHOD decision 1); beta is scheduled in log(beta) (decision 3).
+The KL is the paper's with its sign slip in the appendix mended (METHOD decision 1); beta is scheduled in log(beta)
+(decision 3).
 """
 
 from torch import Tensor

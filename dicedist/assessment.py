@@ -1,0 +1,253 @@
+"""Every measure of METHOD section 4 for an ensemble whose members any ranks may host: files and tables.
+
+Legend: M members, N inputs, D features, K classes, P pairs of members.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dicedist import metrics
+from dicedist.config import EvaluateConfig, OodConfig
+from dicedist.data.ood import load_ood
+from dicedist.data.sources import Source, Split
+from dicedist.discriminator import Discriminator, Features
+from dicedist.estimate import estimate
+from dicedist.exchange import Exchange
+from dicedist.inference import Readings, read
+from dicedist.parts import Hosted
+from dicedist.tables import table
+
+BATCH = 500
+GALLERY = 24
+HISTOGRAM = 20
+
+
+@dataclass
+class Assessor:
+    """All ranks make one and call its methods together; rank 0 gets what they return, the others None."""
+
+    hosted: Hosted  # by the number of a member
+    members: Sequence[int]  # the ensemble that is assessed
+    exchange: Exchange  # whose placement counts those members from 0
+    source: Source
+    discriminator: Discriminator | None  # needed on rank 0 only; knows all members of the run
+    feature_dims: Sequence[int]
+
+    def collect(self, split: Split) -> Readings | None:
+        """Every member's logits [M, N, K], means and scales [M, N, D] of a split, on rank 0."""
+        own = read(self.hosted, split, self.source, BATCH, self.exchange.device)
+        places = {member: place for place, member in enumerate(self.members)}
+        columns = []
+        for name, widths in (
+            ("logits_NK", [self.source.num_classes] * len(self.members)),
+            ("means_ND", self.feature_dims),
+            ("scales_ND", self.feature_dims),
+        ):
+            mine = {places[member]: getattr(readings, name) for member, readings in own.items()}
+            received = self.exchange.collect(mine, [(len(split), width) for width in widths])
+            widest = max(widths)
+            columns.append(
+                torch.stack([torch.nn.functional.pad(row, (0, widest - row.shape[1])) for row in received])
+                if received is not None
+                else None
+            )
+        logits_MNK, means_MND, scales_MND = columns
+        if logits_MNK is None or means_MND is None or scales_MND is None:
+            return None
+        return Readings(logits_MNK, means_MND, scales_MND)
+
+    def assess(
+        self, config: EvaluateConfig, ood: OodConfig, data_root: str | None, directory: Path, say: Callable
+    ) -> None:
+        """Test set, redundancy of held-out features and OOD sets; files into the folder, tables to whoever listens."""
+        average = config.average
+        test = self.collect(self.source.test)
+        held_out = self.source.val if len(self.source.val) else self.source.test
+        features = self.collect(held_out) if self.exchange.any_rank(self.discriminator is not None) else None
+        images, missing = load_ood(ood.sets, self.source, data_root)
+        outside = {
+            name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            for name, pixels in images.items()
+        }
+        if test is None:
+            return
+        labels_N = self.source.test.labels_N
+        result: dict[str, Any] = {
+            "member_ids": list(self.members),
+            "average": average,
+            "class_names": self.source.class_names,
+            **measured(test.logits_NK, labels_N, average, config.folds),
+            "redundancy": self.redundancy(features, held_out.labels_N) if features is not None else None,
+            "ood": {},
+            "ood_missing": missing,
+        }
+        for name, readings in outside.items():
+            assert readings is not None
+            result["ood"][name] = self.detect(test, readings, average, result["ensemble_tempered"]["temperature"])
+        directory.mkdir(parents=True, exist_ok=True)
+        save_logits(
+            directory, test.logits_NK, labels_N, {name: r.logits_NK for name, r in outside.items() if r is not None}
+        )
+        save_gallery(directory, test.logits_NK, self.source.test)
+        (directory / "evaluation.json").write_text(json.dumps(result, indent=1))
+        say(show(result))
+
+    @property
+    def pairs_P2(self) -> Tensor:
+        return torch.tensor(list(combinations(self.members, 2)), dtype=torch.int64).view(-1, 2)
+
+    def slots(self, values_MND: Tensor) -> Tensor:
+        """The assessed members at their places among all members of the run; the others are zero and not compared."""
+        assert self.discriminator is not None
+        width = self.discriminator.network.slots_MDH.shape[1]
+        slots = torch.zeros(self.discriminator.num_members, values_MND.shape[1], width)
+        slots[list(self.members), :, : values_MND.shape[2]] = values_MND
+        return slots
+
+    def redundancy(self, features: Readings, labels_N: Tensor) -> dict[str, Any] | None:
+        """The run's own w on features that it was not trained on, in nats, and how well it is calibrated."""
+        if self.discriminator is None or len(self.members) < 2:
+            return None
+        slots = Features(self.slots(features.means_ND), self.slots(features.scales_ND))
+        return {"pairs": self.pairs_P2.tolist(), **asdict(estimate(self.discriminator, slots, labels_N, self.pairs_P2))}
+
+    def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:
+        """Every score of METHOD section 4, in-distribution positive; those of w only where there is a w."""
+        logits = [metrics.ensemble_logits(readings.logits_NK, average) for readings in (inside, outside)]
+        scores = {
+            "max_softmax": [confidence(x) for x in logits],
+            "max_softmax_tempered": [confidence(x / temperature) for x in logits],
+        }
+        if self.discriminator is not None and len(self.members) > 1:
+            shares = [self.independence(readings, x) for readings, x in zip((inside, outside), logits, strict=True)]
+            scaled = [x * share[:, None] for x, share in zip(logits, shares, strict=True)]
+            labels_N = self.source.test.labels_N
+            own_temperature = metrics.split_half(scaled[0], labels_N, {})["temperature"] or 1.0
+            scores["w_only"] = shares
+            scores["dice_x_w"] = [confidence(x) for x in scaled]
+            scores["dice_x_w_tempered"] = [confidence(x / own_temperature) for x in scaled]
+        return {
+            name: {**metrics.ood(inside_N, outside_N), "histogram": [histogram(inside_N), histogram(outside_N)]}
+            for name, (inside_N, outside_N) in scores.items()
+        }
+
+    def independence(self, readings: Readings, logits_NK: Tensor) -> Tensor:
+        assert self.discriminator is not None
+        chunks = zip(self.slots(readings.means_ND).split(BATCH, 1), logits_NK.argmax(1).split(BATCH), strict=True)
+        return torch.cat([self.discriminator.independence(m, y, self.pairs_P2) for m, y in chunks]).double()
+
+
+def measured(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int) -> dict[str, Any]:
+    """Whatever logits and labels alone tell, of our ensembles or any other."""
+    measures = metrics.measure(logits_MNK, labels_N, average, folds)
+    log_p_NK = metrics.ensemble_log_probabilities(logits_MNK, average)
+    temperature = measures["ensemble_tempered"]["temperature"] or 1.0
+    tempered_NK = (metrics.ensemble_logits(logits_MNK, average).double() / temperature).log_softmax(1)
+    right_N = log_p_NK.argmax(1) == labels_N
+    member_right_MN = logits_MNK.argmax(2) == labels_N
+    counts_K = labels_N.bincount(minlength=logits_MNK.shape[2]).double()
+    return {
+        **measures,
+        "num_inputs": len(labels_N),
+        "pairs": metrics.pairwise(logits_MNK.argmax(2), labels_N),
+        "reliability": {
+            "before": metrics.reliability(log_p_NK, labels_N),
+            "after": metrics.reliability(tempered_NK, labels_N),
+        },
+        "per_class": {
+            "count": counts_K.long().tolist(),
+            "ensemble": per_class(right_N.double(), labels_N, counts_K),
+            "members": per_class(member_right_MN.double().mean(0), labels_N, counts_K),
+        },
+    }
+
+
+def per_class(values_N: Tensor, labels_N: Tensor, counts_K: Tensor) -> list[float | None]:
+    sums_K = torch.bincount(labels_N, values_N, len(counts_K))
+    return [float(total / count) if count else None for total, count in zip(sums_K, counts_K, strict=True)]
+
+
+def confidence(logits_NK: Tensor) -> Tensor:
+    return logits_NK.double().softmax(1).amax(1)
+
+
+def histogram(scores_N: Tensor) -> list[float]:
+    """Shares of equal bins of 0..1."""
+    return (torch.histc(scores_N.float(), HISTOGRAM, 0, 1) / len(scores_N)).tolist()
+
+
+def save_logits(directory: Path, logits_MNK: Tensor, labels_N: Tensor, outside: dict[str, Tensor]) -> None:
+    tensors = {"logits": logits_MNK, "labels": labels_N, **{f"ood.{name}": value for name, value in outside.items()}}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, directory / "logits.safetensors")
+
+
+def save_gallery(directory: Path, logits_MNK: Tensor, split: Split) -> None:
+    """The inputs on which members disagree most: by the spread of their probabilities around the ensemble's."""
+    p_MNK = logits_MNK.softmax(2)
+    spread_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
+    chosen = spread_N.topk(min(GALLERY, len(spread_N))).indices
+    tensors = {
+        "images": split.take(chosen),
+        "labels": split.labels_N[chosen],
+        "predictions": logits_MNK[:, chosen].argmax(2),
+        "confidences": p_MNK[:, chosen].amax(2),
+        "ensemble": logits_MNK[:, chosen].mean(0).argmax(1),
+    }
+    save_file({name: value.contiguous() for name, value in tensors.items()}, directory / "gallery.safetensors")
+
+
+def show(result: dict[str, Any]) -> str:
+    """The tables that a person reads."""
+    return "\n\n".join(
+        [accuracy_table(result), diversity_table(result), *redundancy_table(result), *ood_tables(result)]
+    )
+
+
+def accuracy_table(result: dict[str, Any]) -> str:
+    header = ["test set", "accuracy %", "nll", "brier", "brier/K", "ece", "tace", "T"]
+    names = ["accuracy", "nll", "brier", "brier_per_class", "ece", "tace", "temperature"]
+    rows = [
+        (f"member {number}", own)
+        for number, own in zip(result["member_ids"], result["members"]["per_member"], strict=True)
+    ]
+    rows += [("ensemble", result["ensemble"]), ("ensemble, tempered", result["ensemble_tempered"])]
+    return table(header, [[label, *(scaled(name, own.get(name)) for name in names)] for label, own in rows])
+
+
+def scaled(name: str, value: float | None) -> float | None:
+    return None if value is None else 100 * value if name == "accuracy" else value
+
+
+def diversity_table(result: dict[str, Any]) -> str:
+    rows = [[name, value] for name, value in result["diversity"].items()]
+    note = "\n(one member alone has no diversity)" if len(result["member_ids"]) == 1 else ""
+    sizes = [[int(size), 100 * accuracy] for size, accuracy in result["accuracy_by_size"].items()]
+    return table(["diversity", "value"], rows) + note + "\n\n" + table(["members", "accuracy %"], sizes)
+
+
+def redundancy_table(result: dict[str, Any]) -> list[str]:
+    found = result["redundancy"]
+    if found is None:
+        return []
+    rows = [[f"{i} and {j}", nats] for (i, j), nats in zip(found["pairs"], found["nats_P"], strict=True)]
+    accuracy = f"discriminator accuracy {100 * found['accuracy']:.1f} %"
+    return [table(["members", "redundancy, nats"], rows) + "\n" + accuracy]
+
+
+def ood_tables(result: dict[str, Any]) -> list[str]:
+    names = ["fpr95", "detection", "auroc", "aupr_in", "aupr_out"]
+    rows = [
+        [outside, score, *(100 * measures[name] for name in names)]
+        for outside, scores in result["ood"].items()
+        for score, measures in scores.items()
+    ]
+    missing = [f"not found: {line}" for line in result["ood_missing"]]
+    return [*([table(["out of distribution", "score", *names], rows)] if rows else []), *missing]

@@ -1,0 +1,54 @@
+"""What all tests share: one thread, and the real images where they can be had."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dicedist.data import DataConfig
+from dicedist.data.prepared import home
+
+torch.set_num_threads(1)
+
+CHECKOUT = Path(__file__).parent.parent
+PACKED = CHECKOUT.parent / "shared" / "data" / "unpack.py"
+PUBLISHED = ("cifar-10-batches-py/test_batch", "cifar-100-python/test", "ood/svhn.npz")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder that holds CIFAR-10, CIFAR-100 and ood/*.npz, unpacked there if need be."""
+    root = home()
+    if not all((root / file).exists() for file in PUBLISHED):
+        if not PACKED.exists():
+            pytest.skip(f"no CIFAR in {root}: set DICEDIST_DATA to a folder that holds {', '.join(PUBLISHED)}")
+        subprocess.run([sys.executable, PACKED, root], check=True)
+    return root
+
+
+@pytest.fixture
+def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for data and for what is made ready from it."""
+    monkeypatch.setenv("DICEDIST_DATA", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def data_config() -> Callable[..., DataConfig]:
+    """The config of conf/data/<name>.yaml, without downloads, with changes."""
+
+    def make(name: str, **changes: object) -> DataConfig:
+        files = (OmegaConf.load(CHECKOUT / "conf" / "data" / f"{file}.yaml") for file in ("_common", name))
+        values = OmegaConf.to_object(OmegaConf.merge(*files).data)
+        return dataclasses.replace(DataConfig(**values), **{"download": False, **changes})
+
+    return make
