@@ -49,7 +49,7 @@ class BottleneckConfig:
 
 @dataclass
 class OptimizerConfig:
-    lr: float | str  # paper, chen2020, or a number: the paper's schedule from there
+    lr: float | int | str  # paper, chen2020, or a number: the paper's schedule from there
     momentum: float
     nesterov: bool
     weight_decay: float

@@ -29,7 +29,7 @@ SLOPE = 0.2
 
 @dataclass
 class RedundancyConfig:
-    delta: float | str  # a number, or auto: the paper's value for this data and number of members
+    delta: float | int | str  # a number, or auto: the paper's value for this data and number of members
     delta_by_size: list[Any]  # [[members, delta], ...]; larger ensembles take the last
     tau: float
     num_samples: int

@@ -1,0 +1,93 @@
+"""What users may write, and the one line that they get for what they may not."""
+
+import pytest
+
+from dicedist import train
+from dicedist.config import compose_config, differences, load_config, save_config
+
+
+def test_defaults_are_the_papers_main_job():
+    config = compose_config([])
+    assert (config.data.name, config.network.name, config.method.name) == ("cifar100", "resnet32", "dice")
+    assert (config.epochs, config.batch_size, config.structure) == (300, 128, "net")
+    assert (config.optimizer.momentum, config.optimizer.weight_decay, config.optimizer.nesterov) == (0.9, 5e-4, True)
+    redundancy = config.redundancy
+    assert (redundancy.tau, redundancy.num_samples, redundancy.num_steps, redundancy.negatives) == (10, 4, 4, 4)
+    assert (redundancy.memory, redundancy.lr) == (4, 0.005)
+    cifar10 = compose_config(["data=cifar10"]).redundancy
+    assert (cifar10.negatives, cifar10.lr) == (2, 0.003)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("redundncy.delta=0.1", "redundncy.delta: there is no such key; did you mean redundancy.delta?"),
+        ("epoch=3", "epoch: there is no such key; did you mean epochs?"),
+        ("+foo=1", "+foo=1: write key=value, with a key that `--help` lists"),
+        ("~seed", "~seed: write key=value"),
+        ("seed", "seed: write key=value"),
+        ("method=dyce", "method=dyce: there is no such method; did you mean dice?"),
+        ("data=imagenet", "there is no such data; write one of cifar10, cifar100, folder, shapes"),
+        ("epochs=-1", "epochs=-1: write a number above 0"),
+        ("epochs=many", "epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        ("batch_size=0", "batch_size=0: write a number above 0"),
+        ("seed=-1", "seed=-1: write a whole number from 0"),
+        ("ensemble.size=0", "ensemble.size=0: write auto or a whole number from 1 to 1000"),
+        ("ensemble.size=some", "ensemble.size=some: write auto or a whole number"),
+        ("ensemble.size=100000", "ensemble.size=100000: write auto or a whole number from 1 to 1000"),
+        ("redundancy.delta=inf", "redundancy.delta=inf: write auto or a number"),
+        ("redundancy.tau=nan", "redundancy.tau=nan: write a number above 0"),
+        ("redundancy.scale=big", "redundancy.scale=big: write one of predicted, one, none"),
+        ("optimizer.lr=papr", "optimizer.lr=papr: write a number or one of paper, chen2020"),
+        ("optimizer.lr=-1", "optimizer.lr=-1: write paper, chen2020 or a number above 0"),
+        ("optimizer.momentum=1.5", "optimizer.momentum=1.5: write a number from 0 to 1"),
+        ("bottleneck.log_beta=[[5,1]]", "write [[epoch, value], ...] with epochs rising from 0"),
+        ("schedules.covariance=[3]", "write [start, end] epochs"),
+        ("run.name=a/b", "write a name for a folder under run.dir=runs"),
+        ("structure=tree", "structure=tree: write one of net, branch"),
+        ("precision=fp8", "precision=fp8: write one of fp32, bf16, fp16"),
+        ("checkpoint.keep=0", "checkpoint.keep=0: write a number above 0"),
+    ],
+)  # fmt: skip
+def test_one_line_says_what_to_write(override, line):
+    with pytest.raises(ValueError) as error:
+        compose_config([override])
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "line"),
+    [
+        (["ensemble.size=4"], 9, "9 ranks are too many for 4 members and a discriminator: torchrun --nproc_per_node=5"),
+        (["ensemble.size=1"], 1, "this method compares members, so it needs at least 2"),
+        (["method=ind", "ensemble.size=2"], 3, "3 ranks are too many for 2 members: torchrun --nproc_per_node=2"),
+        (["data.root=/nowhere", "data.download=false"], 1, "data=shapes"),
+        (["data=folder", "data.root=/nowhere"], 1, "/nowhere"),
+    ],
+)
+def test_what_cannot_run_stops_before_any_process_group(overrides, ranks, line, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    with pytest.raises(ValueError, match="(?i)" + line) as error:
+        train.run([*overrides, f"run.dir={tmp_path}"])
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_config_is_read_back_and_compared(tmp_path):
+    config = compose_config(["data=shapes", "ensemble.size=3"])
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert differences(config, compose_config(["data=shapes", "ensemble.size=3", "log.every_steps=7"])) == []
+    changed = differences(config, compose_config(["data=shapes", "ensemble.size=3", "batch_size=64"]))
+    assert changed == ["batch_size: 128 -> 64"]
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    with pytest.raises(ValueError, match="missing or damaged"):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_help_lists_every_choice_and_key(capsys):
+    train.run(["--help"])
+    shown = capsys.readouterr().out
+    for text in ("torchrun --nproc_per_node=5 -m dicedist.train", "method=", "dice", "max_pairs: null", "experiment="):
+        assert text in shown
