@@ -1,8 +1,11 @@
 """Order and augmentation are functions of (seed, epoch, step): checked as such, and as random draws."""
 
+import dataclasses
+
 import pytest
 import torch
 
+from dicedist.data import validate
 from dicedist.data.order import augmentation, batch_indices, checksum, epoch_order, num_batches
 
 N, B = 1003, 128
@@ -79,7 +82,5 @@ def test_checksum_notices_everything():
     ],
 )
 def test_impossible_config(data_config, changes, says):
-    from dicedist.data import validate
-
     with pytest.raises(ValueError, match="^" + says):
-        validate(data_config("cifar100", **changes))
+        validate(dataclasses.replace(data_config("cifar100"), **changes))

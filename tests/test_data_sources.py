@@ -20,7 +20,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from dicedist.data import cifar, prepared
+from dicedist.data import cifar, prepared, shapes
 from dicedist.data.sources import holdout, load, whole_split
 
 
@@ -33,11 +33,20 @@ def test_cifar_is_what_torchvision_reads(real_data, data_config, name, num_class
         assert split.labels_N.tolist() == dataset.targets
     assert source.num_classes == num_classes and source.class_names == dataset.classes
     assert len(source.val) == 0
-    pixels = source.train.images_NHWC.view(-1, 3)
+    levels = torch.arange(256).double() / 255
     for colour in range(3):
-        scaled = pixels[:, colour].double() / 255
-        assert scaled.mean().item() == pytest.approx(source.mean[colour], abs=6e-5)
-        assert scaled.std().item() == pytest.approx(source.std[colour], abs=6e-5)
+        share = source.train.images_NHWC[..., colour].flatten().bincount(minlength=256) / (50_000 * 32 * 32)
+        mean = (share * levels).sum()
+        std = (share * (levels - mean) ** 2).sum().sqrt()
+        assert (mean.item(), std.item()) == pytest.approx((source.mean[colour], source.std[colour]), abs=6e-5)
+
+
+def test_shapes_need_no_files(data_config, fresh_home):
+    source = load(data_config("shapes"))
+    for split, name in ((source.test, "test"), (load(data_config("shapes", split="full")).train, "train")):
+        images, labels = shapes.generate(name)
+        assert np.array_equal(split.images_NHWC, images) and np.array_equal(split.labels_N, labels)
+    assert (source.num_classes, source.mean, source.std) == (10, shapes.MEAN, shapes.STD)
 
 
 def test_split_is_stratified_and_fixed(real_data, data_config):
@@ -114,6 +123,7 @@ def archive(little, tmp_path, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=tmp_path)) as server:
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr(CIFAR100, "url", f"http://127.0.0.1:{server.server_port}/{path.name}")
+        server.handle_error = lambda *_: None  # a client that hangs up is part of the test
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield path
         server.shutdown()
@@ -130,7 +140,7 @@ def config(data_config, little):
 
 
 def folders(home):
-    return sorted(path.name for path in (home / "prepared").iterdir() if path.is_dir())
+    return sorted(path.name for path in (home / "prepared").glob("*/*/"))
 
 
 @pytest.mark.parametrize("file", ["train", "test", "meta"])
@@ -207,10 +217,10 @@ def test_killed_while_preparing(config, fresh_home):
     child = multiprocessing.get_context("fork").Process(target=load_and_die, args=(config,))
     child.start()
     child.join()
-    (left,) = folders(fresh_home)
-    assert left.endswith(".partial")
+    assert folders(fresh_home) == ["partial"]
     assert load(config).train.images_NHWC.shape == (20, 32, 32, 3)
-    assert folders(fresh_home) == [left.removesuffix(".partial")]
+    (whole,) = folders(fresh_home)
+    assert whole != "partial"
 
 
 def load_and_die(config):
@@ -224,40 +234,56 @@ def test_a_write_never_reaches_the_file(config):
     assert load(config).train.images_NHWC.any()
 
 
-def share_of(config, mapped, touched, sums):
-    """In a child: how much of the mapped images this process holds, in KiB, and how much it is charged for."""
+def together(number, target, *args):
+    """What so many processes, started at once, put into the queue that they are given, with a barrier to meet at."""
+    fork = multiprocessing.get_context("fork")
+    queue, barrier = fork.Queue(), fork.Barrier(number)
+    children = [fork.Process(target=target, args=(*args, queue, barrier), daemon=True) for _ in range(number)]
+    for child in children:
+        child.start()
+    answers = [queue.get(timeout=120) for _ in children]
+    for child in children:
+        child.join()
+    return answers
+
+
+def prepare_at_once(config, queue, barrier):
+    build, builds = prepared._built, []
+    prepared._built = lambda *args: builds.append(1) or build(*args)
+    barrier.wait()
+    digest = load(config).data_digest
+    queue.put((len(builds), digest))
+
+
+def test_one_of_many_processes_prepares(config):
+    answers = together(4, prepare_at_once, config)
+    assert sorted(builds for builds, _ in answers) == [0, 0, 0, 1]
+    assert len({digest for _, digest in answers}) == 1
+
+
+def share_of_images(config, queue, barrier):
+    """KiB of the mapped training images in this process's memory, and what it is charged for."""
     source = load(config)
-    sums.put(int(source.train.images_RHWC.sum()))
-    touched.wait()
-    rss = pss = 0
-    counting = False
+    source.train.images_RHWC.view(-1)[::1024].sum()  # touches every page
+    barrier.wait()
+    rss = pss = counting = 0
     for line in open("/proc/self/smaps"):
         if re.match(r"[0-9a-f]+-", line):
             counting = line.rstrip().endswith("train_images.npy")
-        elif counting and line.startswith(("Rss:", "Pss:")):
-            rss += int(line.split()[1]) * line.startswith("Rss:")
-            pss += int(line.split()[1]) * line.startswith("Pss:")
-    mapped.put((rss, pss))
-    touched.wait()
+        elif line.startswith(("Rss:", "Pss:")):
+            rss += counting * line.startswith("Rss:") * int(line.split()[1])
+            pss += counting * line.startswith("Pss:") * int(line.split()[1])
+    queue.put((rss, pss))
+    barrier.wait()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="proportional set size is Linux's")
-def test_processes_prepare_once_and_share_one_copy(real_data, data_config, fresh_home):
-    """Three processes that start at once, none of which finds anything prepared."""
-    config = data_config("cifar10", root=str(real_data))
-    fork = multiprocessing.get_context("fork")
-    mapped, sums, touched = fork.Queue(), fork.Queue(), fork.Barrier(3)
-    children = [fork.Process(target=share_of, args=(config, mapped, touched, sums)) for _ in range(3)]
-    for child in children:
-        child.start()
-    shares = [mapped.get(timeout=120) for _ in children]
-    assert len({sums.get(timeout=10) for _ in children}) == 1
-    for child in children:
-        child.join()
-    images = 50_000 * 3072 / 1024
-    for rss, pss in shares:
-        assert rss >= images and pss == pytest.approx(images / 3, rel=0.05)
-    assert len(folders(fresh_home)) == 1
+def test_processes_share_one_copy(real_data, data_config):
+    config = data_config("cifar100")
+    load(config)
+    whole = 50_000 * 3072 / 1024
+    for rss, pss in together(5, share_of_images, config):
+        assert rss >= whole and pss == pytest.approx(whole / 5, rel=0.05)
 
 
 def test_waiting_is_said(tmp_path, caplog):

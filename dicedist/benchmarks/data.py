@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from dicedist.data import DataConfig, uses_dali
+from dicedist.config import Config
+from dicedist.data import DataConfig, sources, uses_dali
 from dicedist.data.order import padding
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
@@ -36,7 +37,7 @@ def data_throughput(
     for threads in num_threads:
         with cores(threads):
             streams = {name: batch_sizes(name, threads, source, config, batch_size) for name in names}
-            turns = [{name: turn(name, threads, stream) for name, stream in streams.items()} for _ in range(rounds)]
+            turns = [{name: images_per_second(stream) for name, stream in streams.items()} for _ in range(rounds)]
         medians = {name: statistics.median(turn[name] for turn in turns) for name in names}
         for name, speed in medians.items():
             times = speed / medians["dataloader"]
@@ -44,9 +45,11 @@ def data_throughput(
     return rows
 
 
-def turn(name: str, threads: int, sizes: Iterator[int], seconds: float = 0.5) -> float:
-    """Images a second."""
-    torch.set_num_threads(threads if name == "torch" else 1)  # the others have threads or workers of their own
+def data(config: Config) -> list[dict[str, Any]]:
+    return data_throughput(sources.load(config.data), config.data, config.batch_size)
+
+
+def images_per_second(sizes: Iterator[int], seconds: float = 0.5) -> float:
     next(sizes), next(sizes), next(sizes)  # wakes threads, fills queues
     images, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds:
@@ -74,7 +77,7 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
     """The usual way: an image at a time, through PIL."""
 
     def __init__(self, source: Source):
-        self.split = source.train
+        self.images_NHWC, self.labels_N = source.train.images_NHWC.numpy(), source.train.labels_N
         self.transform = transforms.Compose(
             [
                 transforms.RandomCrop(source.size, padding=padding(source.size)),
@@ -85,17 +88,17 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
         )
 
     def __len__(self) -> int:
-        return len(self.split)
+        return len(self.labels_N)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = Image.fromarray(self.split.take(torch.tensor([index]))[0].numpy())
-        return self.transform(image), self.split.labels_N[index]
+        return self.transform(Image.fromarray(self.images_NHWC[index])), self.labels_N[index]
 
 
 @contextlib.contextmanager
 def cores(number: int) -> Iterator[None]:
-    """Inside, this thread and the ones it starts run on so many cores."""
+    """Inside, this thread and the ones it starts run on so many cores, and torch's own threads keep out of the way."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if allowed:
         os.sched_setaffinity(0, sorted(allowed)[:number])

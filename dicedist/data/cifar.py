@@ -12,7 +12,7 @@ import numpy as np
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import check_integrity
 
-from dicedist.data.prepared import NewArray, Prepared, fingerprint, locked, prepare
+from dicedist.data.prepared import NewArray, Prepared, locked, prepare
 
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 MEAN = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.4409)}
@@ -34,7 +34,7 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
             new_array(f"{split}_labels", (len(dataset),), np.int64)[:] = dataset.targets
         return {"class_names": dataset.classes, "mean": MEAN[name], "std": STD[name]}
 
-    return prepare(name, fingerprint(root, files), build)
+    return prepare(name, root, files, build)
 
 
 def published(kind: type[CIFAR10]) -> dict[str, str]:
@@ -57,7 +57,10 @@ def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
         raise ValueError(f"{name} is not in {root}: write data.download=true, or {advice}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f".{name}.lock", f"download {name}"), tempfile.TemporaryDirectory(dir=root) as partial:
+        with (
+            locked(root / f".{name}.lock", f"download {name}"),
+            tempfile.TemporaryDirectory(prefix=f".{name}-partial-", dir=root) as partial,
+        ):
             if all(file.exists() for file in files):
                 return
             with patience(SECONDS_TO_ANSWER):

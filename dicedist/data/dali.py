@@ -25,9 +25,9 @@ PREFETCH = 2  # batches made ahead of the one in use
 class DaliPipeline:
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
         self.config, self.source, self.device = config, source, device
-        self.jobs: Iterator[Job] | None = None
-        device_id = (device.index or 0) if device.type == "cuda" else None
-        self.pipe = Pipeline(batch_size, config.num_threads, device_id, prefetch_queue_depth=PREFETCH)
+        self.jobs: Iterator[Job] = iter(())
+        gpu = None if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
+        self.pipe = Pipeline(batch_size, config.num_threads, gpu, prefetch_queue_depth=PREFETCH)
         with self.pipe:
             self.pipe.set_outputs(self.graph())
         self.pipe.build()
@@ -57,7 +57,6 @@ class DaliPipeline:
 
     def feed(self) -> tuple[NDArray, ...]:
         """One batch for DALI, on black borders: the crop operator takes positions within the image only, in 0..1."""
-        assert self.jobs is not None
         images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.jobs)
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
@@ -69,18 +68,15 @@ class DaliPipeline:
         return tuple(fed)
 
     def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]:
-        """One stream at a time; a stream that is closed early leaves nothing behind in the queue."""
-        assert self.jobs is None, "close the epoch before the next one starts"
-        self.jobs = iter(jobs)
-        try:
-            while (views_BHWC := self.run()) is not None:
-                yield views_BHWC.permute(0, 3, 1, 2)
-        finally:
-            self.jobs = iter(())
-            while self.run() is not None:
-                pass
-            self.pipe.reset()
-            self.jobs = None
+        """One stream at a time; a new one throws away what was made ahead for one that was given up."""
+        self.jobs = iter(())
+        while self.run() is not None:
+            pass
+        self.pipe.reset()
+        mine = self.jobs = iter(jobs)
+        while (views_BHWC := self.run()) is not None:
+            yield views_BHWC.permute(0, 3, 1, 2)
+            assert self.jobs is mine, "this stream was given up for another"
 
     def run(self) -> Tensor | None:
         # Bound to torch's stream, so that DALI does not reuse the memory before the kernels that read it have run.
@@ -113,7 +109,7 @@ def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_
     with pipe:
         files = fn.external_source(source=lambda: [np.fromfile(path, np.uint8) for path in next(batches)])
         images = fn.decoders.image(files, device="cpu" if gpu is None else "mixed", output_type=types.DALIImageType.RGB)
-        small: Any = fn.resize(images, size=[size, size], mode="not_smaller")
+        small: Any = fn.resize(images, size=[size, size], mode="not_smaller", subpixel_scale=False)
         pipe.set_outputs(fn.crop(small, crop=(size, size)))
     pipe.build()
     return pipe

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dicedist.data import DataConfig, uses_dali
-from dicedist.data.prepared import NewArray, Prepared, fingerprint, prepare
+from dicedist.data.prepared import NewArray, Prepared, prepare
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Corrupt(NamedTuple):
 def prepare_folder(config: DataConfig, root: Path) -> Prepared:
     listings = {split: scan(root / split) for split in ("train", "test")}
     require_same_classes(root, listings["train"].class_names, listings["test"].class_names)
-    decoder = "dali" if uses_dali(config) else "pil"  # which differ by one level of 255 here and there
+    decoder = "dali" if uses_dali(config) else "pil"  # which differ by a few levels of 255
 
     def build(new_array: NewArray) -> dict[str, Any]:
         about: dict[str, Any] = {"class_names": listings["train"].class_names, "corrupt": {}}
@@ -55,7 +55,7 @@ def prepare_folder(config: DataConfig, root: Path) -> Prepared:
         return about
 
     files = [*listings["train"].files, *listings["test"].files]
-    prepared = prepare("folder", fingerprint(root, files, config.size, decoder), build)
+    prepared = prepare("folder", root, files, build, config.size, decoder)
     answer_for_corrupt(prepared, config.on_corrupt)
     return prepared
 
@@ -117,12 +117,18 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
     return reasons
 
 
-def middle(image: Image.Image, size: int) -> Image.Image:
-    """The short side brought to size, the middle of the long one."""
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
+    """The short side brought to size, the middle of the long one; pixel for pixel where DALI puts them."""
+    width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
+    return crop(image.resize((width, height), Image.Resampling.BILINEAR), size)
 
 
-def decode_file(path: Path, size: int, fit: Fit = middle) -> NDArray[np.uint8] | str:
+def crop(image: Image.Image, size: int) -> Image.Image:
+    left, top = ((side - size + 1) // 2 for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
+def decode_file(path: Path, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
     """The image as uint8 [size, size, 3], or why there is none."""
     try:
         with Image.open(path) as image:
@@ -147,7 +153,7 @@ def moments(rows: NDArray[np.int64], images_NHWC: NDArray[np.uint8]) -> tuple[li
         counts += [np.bincount(block[..., colour].ravel(), minlength=256) for colour in range(3)]
     shares = counts / counts.sum(1, keepdims=True)
     mean = shares @ values
-    std = np.sqrt(shares @ values**2 - mean**2)
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
     return mean.tolist(), np.maximum(std, 1 / 255).tolist()  # a folder of one flat colour has no deviation
 
 

@@ -1,7 +1,7 @@
 """Images of other things than a model was trained on, by name or by path; a missing set is named, never invented.
 
-ODIN's two ways (Liang et al., 2018): a set whose name ends in _crop is cut out of the middle of its images, any other is
-resized whole.
+ODIN's two ways (Liang et al., 2018): a set whose name ends in _crop is cut out of the middle of its images, any other
+is resized whole.
 """
 
 import logging
@@ -19,7 +19,7 @@ from torchvision.datasets import SVHN
 from torchvision.datasets.utils import check_integrity
 
 from dicedist.data.cifar import KINDS, prepare_cifar
-from dicedist.data.folder import Fit, decode_file, find_images, middle
+from dicedist.data.folder import Fit, crop, decode_file, find_images, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sources import Source
 
@@ -77,7 +77,7 @@ def advice(name: str, path: Path | None, root: Path) -> str:
 
 
 def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
-    fit = crop if name.endswith("_crop") else squash
+    fit = crop_unless_small if name.endswith("_crop") else squash
     if path.is_dir() and name in KINDS and path.name == KINDS[name].base_folder:
         images_NHWC = prepare_cifar(name, path.parent, download=False).array("test_images")
     elif path.is_dir():
@@ -122,9 +122,5 @@ def squash(image: Image.Image, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BILINEAR)
 
 
-def crop(image: Image.Image, size: int) -> Image.Image:
-    """The middle, without resizing unless the image is too small."""
-    if min(image.size) < size:
-        return middle(image, size)
-    left, top = ((side - size) // 2 for side in image.size)
-    return image.crop((left, top, left + size, top + size))
+def crop_unless_small(image: Image.Image, size: int) -> Image.Image:
+    return crop(image, size) if min(image.size) >= size else shrink_and_crop(image, size)

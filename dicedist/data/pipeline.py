@@ -5,11 +5,13 @@
 
 Both pipelines are the same pure function of a Job, to float rounding.
 
-Legend: B batch, H rows, W columns, C colours.
+Legend: B batch, H rows, W columns, S either of the two, C colours.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -100,7 +102,7 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
 
 
 class TorchPipeline:
-    """On the CPU in the calling thread; on CUDA the images are sent as bytes and everything else is queued behind."""
+    """On the CPU in the calling thread, or ahead of it in others; on CUDA all is queued behind the images' bytes."""
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
         self.device = device
@@ -108,10 +110,19 @@ class TorchPipeline:
         self.reach = padding(config.size)
         self.pixels = torch.arange(config.size, dtype=torch.int32, device=device)
         self.cutout_size = config.cutout_size
+        self.num_threads = config.num_threads if device.type == "cpu" and config.num_threads > 1 else 0
 
     def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]:
-        for job in jobs:
-            yield self.view(job)
+        if not self.num_threads:
+            yield from map(self.view, jobs)
+            return
+        with ThreadPoolExecutor(self.num_threads) as threads:
+            ahead: deque[Future[Tensor]] = deque()
+            for job in jobs:
+                ahead.append(threads.submit(self.view, job))
+                if len(ahead) > self.num_threads:
+                    yield ahead.popleft().result()
+            yield from (future.result() for future in ahead)
 
     def view(self, job: Job) -> Tensor:
         images_BHWC = to_device(job.images_BHWC, self.device)
@@ -158,7 +169,8 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images [B, C, H, W] as they are, and labels [B], in the order of the split."""
     normalise = Normalise(source, device)
-    for indices_B in torch.arange(len(split)).split(batch_size):
+    for start in range(0, len(split), batch_size):
+        indices_B = torch.arange(start, min(start + batch_size, len(split)))
         yield normalise(to_device(split.take(indices_B), device)), to_device(split.labels_N[indices_B], device)
 
 

@@ -1,7 +1,8 @@
 """Images made ready once and mapped by every process of the node: one copy in memory, never taken half-written.
 
 A prepared source is a folder of .npy files and an about.json. One process, which holds a lock, writes it under another
-name and renames it when it is whole. The name carries a fingerprint of the files it was made from.
+name and renames it when it is whole. The name carries a fingerprint of the files it was made from: when they change, a
+new one takes its place.
 """
 
 import contextlib
@@ -20,6 +21,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
+
+FORMAT = 1  # to be raised when images are made ready in another way
 
 Array = NDArray[Any]
 NewArray = Callable[[str, tuple[int, ...], type], Array]
@@ -44,18 +47,11 @@ def home() -> Path:
     return Path(os.environ.get("DICEDIST_DATA") or "~/.cache/dicedist").expanduser()
 
 
-def fingerprint(root: Path, files: Iterable[Path], *settings: object) -> str:
-    """Of names, sizes and times of change, so that an edited file is never mistaken for the one that was prepared."""
-    digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
-    for file in files:
-        status = file.stat()
-        digest.update(f"{file.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def prepare(name: str, key: str, build: Build) -> Prepared:
+def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
     """The source that an earlier process made, or makes it; in private memory where nothing can be written."""
-    folder = home() / "prepared" / f"{name}-{key}"
+    kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
+    changes = ((str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    folder = home() / "prepared" / kind / _short_digest(*changes)
     try:
         if not folder.exists():
             _make(folder, build)
@@ -78,14 +74,22 @@ def _writing() -> Iterator[None]:
         raise _Unwritable(error) from error
 
 
+def _short_digest(*values: object) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values:
+        digest.update(f"{value!r}\n".encode())
+    return digest.hexdigest()
+
+
 def _make(folder: Path, build: Build) -> None:
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name("partial")
     with _writing():
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock"), f"make {folder.name} ready"):
+    with locked(folder.with_name("lock"), f"make {folder.parent.name} ready"):
         if folder.exists():
             return
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        for outdated in folder.parent.glob("*/"):  # made from files that have changed, or by a process that was killed
+            shutil.rmtree(outdated, ignore_errors=True)
         try:
             with _writing():
                 partial.mkdir()

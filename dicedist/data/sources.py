@@ -15,7 +15,7 @@ from torch import Tensor
 from dicedist.data import DataConfig, shapes
 from dicedist.data.cifar import prepare_cifar
 from dicedist.data.folder import prepare_folder
-from dicedist.data.prepared import NewArray, Prepared, fingerprint, home, prepare
+from dicedist.data.prepared import NewArray, Prepared, home, prepare
 from dicedist.randomness import generator
 
 
@@ -95,7 +95,7 @@ def prepare_shapes() -> Prepared:
         return {"class_names": shapes.CLASS_NAMES, "mean": shapes.MEAN, "std": shapes.STD}
 
     code = Path(shapes.__file__)
-    return prepare("shapes", fingerprint(code.parent, [code]), build)
+    return prepare("shapes", code.parent, [code], build)
 
 
 def whole_split(prepared: Prepared, name: str, labels_only: bool) -> Split:

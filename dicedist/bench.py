@@ -1,0 +1,73 @@
+"""Measure this machine.
+
+    python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
+    python -m dicedist.bench step              where the time of a step goes; also under torchrun
+    python -m dicedist.bench cost              what DICE costs beside independent training, in one process
+    python -m dicedist.bench discriminator     w against the literal network of the paper
+    python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
+    python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
+    python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
+    python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
+
+Prints a table and writes bench-NAME.json.
+"""
+
+import importlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicedist.config import Config, compose_config
+from dicedist.tables import table
+from dicedist.world import command
+
+Rows = list[dict[str, Any]]
+BENCHMARKS = {  # name -> module and function of (config) -> rows
+    "cost": "step.cost",
+    "data": "data.data",
+    "discriminator": "discriminator.discriminator",
+    "evaluate": "evaluate.evaluate",
+    "overlap": "overlap.overlap",
+    "scaling": "overlap.scaling",
+    "step": "step.step",
+}
+
+
+def run(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    name, *overrides = arguments
+    if name not in BENCHMARKS:
+        raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
+    rows = benchmark(name)(compose_config(overrides))
+    print(table(list(rows[0]), [list(row.values()) for row in rows]))
+    print(describe_machine())
+    path = Path(f"bench-{name}.json")
+    path.write_text(json.dumps({"machine": describe_machine(), "overrides": overrides, "rows": rows}, indent=1))
+    print(f"-> {path}")
+
+
+def benchmark(name: str) -> Callable[[Config], Rows]:
+    module, _, function = BENCHMARKS[name].partition(".")
+    return getattr(importlib.import_module(f"dicedist.benchmarks.{module}"), function)
+
+
+def describe_machine() -> str:
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    devices = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = f"{torch.get_num_threads()} thread(s) a rank"
+    return f"{platform.machine()}, {cores} cores, {threads}, {devices}, torch {torch.__version__}, {sys.platform}"
+
+
+if __name__ == "__main__":
+    command(run)

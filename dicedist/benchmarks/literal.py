@@ -1,0 +1,94 @@
+"""The discriminator as the paper writes it, for comparison: every slot an input, the class embedded twice, K outputs.
+
+Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members.
+"""
+
+import itertools
+import random
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LiteralNetwork(nn.Module):
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int):
+        super().__init__()
+        self.embedding = nn.Embedding(num_classes, 64)
+        self.first = nn.Linear(num_members * feature_dim + 64, 256)
+        self.second = nn.Linear(256 + 64, 256)
+        self.third = nn.Linear(256, 100)
+        self.last = nn.Linear(100, num_classes)
+
+    def forward(self, slots: Tensor, labels: Tensor) -> Tensor:
+        embedded = self.embedding(labels)
+        hidden = F.leaky_relu(self.first(torch.cat([slots, embedded], 1)), 0.2)
+        hidden = F.leaky_relu(self.second(torch.cat([hidden, embedded], 1)), 0.2)
+        hidden = F.leaky_relu(self.third(hidden), 0.2)
+        return self.last(hidden).gather(1, labels[:, None])[:, 0]
+
+
+class LiteralDiscriminator:
+    """Steps 2 and 3 of Algorithm 1 as one would first write them: plain Python over classes, pairs and inputs."""
+
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int, num_samples: int, negatives: int):
+        self.network = LiteralNetwork(num_members, feature_dim, num_classes)
+        self.optimizer = torch.optim.RMSprop(self.network.parameters(), lr=0.005)
+        self.num_members, self.num_samples, self.negatives = num_members, num_samples, negatives
+        self.pairs = list(itertools.combinations(range(num_members), 2))
+        self.memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_classes)]
+
+    def redundancy(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> Tensor:
+        """The loss of Step 2 without its weight: the caller differentiates it."""
+        z_MSBD = self.sample(means_MBD, scales_MBD)
+        logits = self.network(*self.joint(z_MSBD, labels_B))
+        return (10 * torch.tanh(logits / 10)).mean() * len(self.pairs)
+
+    def learn(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> float:
+        for _ in range(4):
+            z_MSBD = self.sample(means_MBD, scales_MBD)
+            joint = self.network(*self.joint(z_MSBD, labels_B))
+            product = self.network(*self.product(z_MSBD, means_MBD, scales_MBD, labels_B))
+            logits = torch.cat([joint, product])
+            targets = torch.cat([torch.ones_like(joint), torch.zeros_like(product)])
+            loss = F.binary_cross_entropy_with_logits(logits, targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        for n, label in enumerate(labels_B.tolist()):
+            self.memory[label] = [*self.memory[label], (means_MBD[:, n], scales_MBD[:, n])][-4:]
+        return loss.item()
+
+    def sample(self, means_MBD: Tensor, scales_MBD: Tensor) -> Tensor:
+        shape = (self.num_members, self.num_samples, *means_MBD.shape[1:])
+        return means_MBD[:, None] + torch.randn(shape) * scales_MBD[:, None]
+
+    def joint(self, z_MSBD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        rows = []
+        for i, j in self.pairs:
+            slots_MSBD = torch.zeros_like(z_MSBD)
+            slots_MSBD[i], slots_MSBD[j] = z_MSBD[i], z_MSBD[j]
+            rows.append(slots_MSBD.permute(1, 2, 0, 3).flatten(0, 1).flatten(1))
+        return torch.cat(rows), labels_B.repeat(self.num_samples * len(self.pairs))
+
+    def product(self, z_MSBD: Tensor, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Each joint pair again, R times, with one of its two members' features from another input of the class."""
+        labels = labels_B.tolist()
+        pools = []
+        for n, label in enumerate(labels):
+            others = [(means_MBD[:, k], scales_MBD[:, k]) for k, same in enumerate(labels) if same == label and k != n]
+            pools.append(others + self.memory[label])
+        kept = [n for n, pool in enumerate(pools) if pool]
+        rows = []
+        for i, j in self.pairs:
+            for sample in range(self.num_samples):
+                for _ in range(self.negatives):
+                    drawn = [random.choice(pools[n]) for n in kept]
+                    means_BMD, scales_BMD = (torch.stack(values) for values in zip(*drawn, strict=True))
+                    stays, moves = random.sample((i, j), 2)
+                    slots_BMD = torch.zeros(len(kept), *means_BMD.shape[1:])
+                    slots_BMD[:, stays] = z_MSBD[stays, sample, kept]
+                    mean_BD, scale_BD = means_BMD[:, moves], scales_BMD[:, moves]
+                    slots_BMD[:, moves] = mean_BD + torch.randn_like(mean_BD) * scale_BD
+                    rows.append(slots_BMD.flatten(1))
+        return torch.cat(rows), labels_B[kept].repeat(len(rows))

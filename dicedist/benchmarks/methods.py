@@ -1,0 +1,42 @@
+"""What each method costs beside independent training: its step on the same network, members and images."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dicedist.benchmarks.step import build_step
+from dicedist.benchmarks.timing import compare
+from dicedist.config import CONF, STRUCTURES, Config, choices_of, compose_config
+from dicedist.data import sources
+from dicedist.data.pipeline import Loader
+from dicedist.placement import DEFAULT_SIZE
+from dicedist.world import World, pick_device
+
+
+def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
+    """A row for each method in each of its structures, in one process, as a multiple of ind in that structure."""
+    size = DEFAULT_SIZE if config.ensemble.size == "auto" else config.ensemble.size
+    config = replace(config, ensemble=replace(config.ensemble, size=size))
+    source, world = sources.load(config.data), World(0, 1, pick_device())
+    loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members=[0])
+    batch = next(iter(loader.epoch(0)))
+    rows = []
+    for structure in STRUCTURES:
+        trained = {config_.method.name: config_ for config_ in configs(config, structure)}
+        steps = {name: build_step(config_, world, source.num_classes) for name, config_ in trained.items()}
+        costs = compare({name: partial(step, batch) for name, step in steps.items()}, "ind", rounds)
+        rows += [{"structure": structure, "method": cost.pop(""), **cost} for cost in costs]
+    return rows
+
+
+def configs(config: Config, structure: str) -> list[Config]:
+    """The config with each method that has the structure, and whatever else its YAML sets."""
+    found = []
+    for name in choices_of(CONF / "method"):
+        try:
+            other = compose_config([f"method={name}", f"structure={structure}"])
+        except ValueError:  # the method has not that structure
+            continue
+        redundancy = replace(config.redundancy, scale=other.redundancy.scale)
+        found.append(replace(config, method=other.method, structure=structure, redundancy=redundancy))
+    return found

@@ -1,0 +1,133 @@
+"""Whether w learns while members compute: the real schedule and messages, with waiting in place of compute.
+
+A device that computes leaves the host free, and so does a rank that sleeps: the step's schedule is measured without a GPU.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicedist.benchmarks.processes import run_ranks
+from dicedist.config import Config
+from dicedist.data.pipeline import Batch
+from dicedist.discriminator import Features
+from dicedist.exchange import Gathered, build_exchange
+from dicedist.member import Encoding
+from dicedist.objectives import Method
+from dicedist.parts import build_hosted, feature_dims
+from dicedist.placement import place
+from dicedist.schedules import Moment
+from dicedist.step import Step, Values
+from dicedist.world import World, joined
+
+CPU = torch.device("cpu")
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds."""
+
+    forward: float
+    gradient: float
+    backward: float
+    learn: float
+
+
+class EmulatedStep(Step):
+    durations: Durations
+
+    def encode(self, batch: Batch) -> dict[int, Encoding]:
+        time.sleep(self.durations.forward * len(self.hosted.members))
+        size, widths = len(batch.labels_B), self.exchange.widths
+        return {member: zeros(size, widths["mean"][member], widths["logits"][member]) for member in self.hosted.members}
+
+    def redundancy_gradients(
+        self, features: Features | None, batch: Batch, now: Moment
+    ) -> tuple[Tensor | None, Values]:
+        if features is None:
+            return None, {}
+        time.sleep(self.durations.gradient)
+        return torch.zeros_like(features.means_MBD), {}
+
+    def descend(self, encodings: Any, gathered: Gathered, *_: Any) -> Values:
+        time.sleep(self.durations.backward * len(encodings))
+        return {}
+
+    def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
+        if features is not None:
+            time.sleep(self.durations.learn)
+        return {}
+
+
+def zeros(batch: int, feature_dim: int, num_classes: int) -> Encoding:
+    features_BD = torch.zeros(batch, feature_dim)
+    return Encoding(features_BD, features_BD, features_BD, torch.zeros(batch, num_classes))
+
+
+def seconds_a_step(config: Config, num_members: int, durations: Durations, num_steps: int = 12) -> float:
+    """One device per part: M + 1 ranks; the slowest rank's mean."""
+    return max(run_ranks(num_members + 1, emulate, config, num_members, durations, num_steps))
+
+
+def emulate(rank: int, config: Config, num_members: int, durations: Durations, num_steps: int) -> float:
+    with joined(timeout=60) as world:
+        step = emulated_step(config, num_members, world)
+        step.durations = durations
+        labels_B = torch.zeros(config.batch_size, dtype=torch.int64)
+        for n in range(WARM_UP + num_steps):
+            if n == WARM_UP:
+                step.exchange.barrier()
+                started = time.perf_counter()
+            step(Batch(0, n, labels_B, labels_B, n, []))
+        return (time.perf_counter() - started) / num_steps
+
+
+def emulated_step(config: Config, num_members: int, world: World, num_classes: int = 100) -> EmulatedStep:
+    method = Method(config.method)
+    placement = place(world.size, num_members, needs_discriminator=True)
+    hosts_w = world.rank == placement.discriminator
+    hosted = build_hosted(config, method, placement.members_on(world.rank), hosts_w, num_members, num_classes, CPU)
+    exchange = build_exchange(placement, world, method, feature_dims(config, num_members), num_classes)
+    return EmulatedStep(config, method, hosted, exchange, steps_per_epoch=1000)
+
+
+def overlap(config: Config) -> list[dict[str, Any]]:
+    """w's learning from nothing to longer than the members' own time, four members."""
+    base = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.0)
+    members_alone = base.forward + base.gradient + base.backward
+    rows = []
+    for learn in (0.0, 0.1, 0.2, 0.3, 0.4):
+        seconds = seconds_a_step(config, 4, Durations(base.forward, base.gradient, base.backward, learn))
+        rows.append(
+            {
+                "w learns, s": learn,
+                "step, s": seconds,
+                "forward + gradient + backward, s": members_alone,
+                "ratio": seconds / members_alone,
+            }
+        )
+    return rows
+
+
+def scaling(config: Config) -> list[dict[str, Any]]:
+    """One device per part, from 2 to 10 members: the step and what each member sends and receives."""
+    durations = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.3)
+    rows: list[dict[str, Any]] = []
+    for num_members in range(2, 11, 2):
+        seconds = seconds_a_step(config, num_members, durations)
+        dims = feature_dims(config, num_members)
+        sent = 3 * 4 * config.batch_size * sum(dims) + 8 * num_members
+        first = rows[0]["step, s"] if rows else seconds
+        rows.append(
+            {
+                "members": num_members,
+                "step, s": seconds,
+                "to 2 members": seconds / first,
+                "bytes per member": sent // num_members,
+            }
+        )
+    return rows

@@ -1,0 +1,159 @@
+"""Where the time of a step goes, and what diversity costs beside independent training.
+
+Legend: M members, B inputs, D features.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dicedist.benchmarks.literal import LiteralDiscriminator
+from dicedist.benchmarks.timing import compare
+from dicedist.config import Config
+from dicedist.data import sources
+from dicedist.data.pipeline import Batch, Loader
+from dicedist.exchange import build_exchange
+from dicedist.objectives import Method
+from dicedist.objectives.vceb import gaussian_divergence
+from dicedist.parts import build_hosted, build_member, feature_dims
+from dicedist.placement import place
+from dicedist.step import Step
+from dicedist.world import World, joined, this_rank, world_size
+
+PHASES = {  # what is timed -> its name
+    "encode": "forward",
+    "gather": "gather",
+    "redundancy_gradients": "gradient of w",
+    "scatter": "scatter",
+    "descend": "backward",
+    "update": "optimiser",
+    "learn": "w learns",
+}
+WARM_UP, STEPS = 2, 6
+
+
+def step(config: Config) -> list[dict[str, Any]]:
+    """Seconds of each phase on every rank, in one process or under torchrun; rank 0 has them all."""
+    placement = place(world_size(), config.ensemble.size, Method(config.method).redundancy is not None)
+    source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
+    with joined(config.distributed.timeout) as world:
+        timed = build_step(config, world, source.num_classes)
+        members = placement.members_on(world.rank)
+        loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
+        own = phases(timed, loader)
+        records = timed.exchange.report(own)
+    return [{"phase": name, **{f"rank {rank}, s": record[name] for rank, record in enumerate(records)}} for name in own]
+
+
+def phases(timed: Step, loader: Loader) -> dict[str, float]:
+    """Mean seconds a step. A phase ends when the device has done it, which the step itself would not wait for."""
+    spent: dict[str, float] = defaultdict(float, dict.fromkeys(["data", *PHASES.values()], 0.0))
+    for owner, names in ((timed, PHASES), (timed.exchange, PHASES)):
+        for method, name in names.items():
+            if hasattr(owner, method):
+                setattr(owner, method, stopwatch(getattr(owner, method), spent, name))
+    batches = loader.epoch(0)
+    for n in range(WARM_UP + STEPS):
+        if n == WARM_UP:
+            timed.exchange.barrier()
+            spent.update(dict.fromkeys(spent, 0.0))
+            started = time.perf_counter()
+        waited = time.perf_counter()
+        batch = next(batches)
+        spent["data"] += time.perf_counter() - waited
+        timed(batch)
+    whole = time.perf_counter() - started
+    spent["backward"] -= spent["optimiser"]
+    spent["the rest"] = whole - sum(spent.values())
+    spent["whole step"] = whole
+    return {name: seconds / STEPS for name, seconds in spent.items()}
+
+
+def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
+    def timed(*arguments: Any) -> Any:
+        started = time.perf_counter()
+        result = function(*arguments)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        spent[name] += time.perf_counter() - started
+        return result
+
+    return timed
+
+
+def build_step(config: Config, world: World, num_classes: int) -> Step:
+    method = Method(config.method)
+    placement = place(world.size, config.ensemble.size, method.redundancy is not None)
+    size, members = placement.num_members, placement.members_on(world.rank)
+    hosts_w = world.rank == placement.discriminator
+    hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
+    exchange = build_exchange(placement, world, method, feature_dims(config, size), num_classes)
+    return Step(config, method, hosted, exchange, steps_per_epoch=1000)
+
+
+def cost(config: Config) -> list[dict[str, Any]]:
+    """One process, the same members and batches: a bare loop, method=ind, method=dice, and DICE written plainly."""
+    from dicedist.config import compose_config
+
+    size = 4 if config.ensemble.size == "auto" else int(config.ensemble.size)
+    shared = [f"network={config.network.name}", f"ensemble.size={size}", f"batch_size={config.batch_size}"]
+    images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(100, (config.batch_size,))
+    device = World(0, 1, torch.device("cpu"))
+    last = images.contiguous(memory_format=torch.channels_last)
+    batch = Batch(0, 0, labels_B, labels_B, 0, [last])
+    ours = {
+        f"method={name}": build_step(compose_config([*shared, f"method={name}"]), device, 100)
+        for name in ("ind", "dice")
+    }
+    alternatives: dict[str, Callable[[], Any]] = {
+        "bare PyTorch loop, independent": bare(config, size, last, labels_B),
+        **{name: lambda one=one: one(batch) for name, one in ours.items()},
+        "DICE written plainly": plain(config, size, images, labels_B),
+    }
+    return compare(alternatives, "method=ind", rounds=5)
+
+
+def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
+    method = Method(config.method)
+    nets = [build_member(config, method, i, 100).to(memory_format=torch.channels_last) for i in range(size)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True) for net in nets]
+
+    def one_step() -> None:
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels_B).backward()
+            optimizer.step()
+
+    return one_step
+
+
+def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
+    """As a first implementation would be: default memory format, one graph, the literal discriminator."""
+    method, settings = Method(config.method), config.redundancy
+    nets = nn.ModuleList(build_member(config, method, i, 100) for i in range(size))
+    optimizer = torch.optim.SGD(nets.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+    dim = feature_dims(config, 1)[0]
+    w = LiteralDiscriminator(size, dim, 100, settings.num_samples, settings.negatives)
+
+    def one_step() -> None:
+        means, scales, loss = [], [], torch.zeros(())
+        for net in nets:
+            encoding = net.encode(images, torch.default_generator)
+            prior_BD = net.bottleneck.prior_KD[labels_B]
+            divergence_B = gaussian_divergence(encoding.mean_BD, encoding.scale_BD, prior_BD)
+            loss = loss + F.cross_entropy(encoding.logits_BK, labels_B) + 0.1 * divergence_B.mean()
+            means.append(encoding.mean_BD)
+            scales.append(encoding.scale_BD.detach())
+        means_MBD, scales_MBD = torch.stack(means), torch.stack(scales)
+        loss = loss + 0.2 / (size - 1) * w.redundancy(means_MBD, scales_MBD, labels_B)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        w.learn(means_MBD.detach(), scales_MBD, labels_B)
+
+    return one_step
