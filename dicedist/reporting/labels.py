@@ -1,0 +1,80 @@
+"""How ensembles are named in a report: by their method, and by whatever else tells them apart."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Settings = Mapping[str, Any]  # by dotted key, whatever of a config can change a result but the seed
+
+METHODS = {
+    "ind": ("Ind.", "members trained independently with cross-entropy: a deep ensemble"),
+    "ib": ("IB", "an information bottleneck (VIB) on each member"),
+    "ceb": ("CEB", "a conditional entropy bottleneck (VCEB) on each member"),
+    "ibr": ("IBR", "VIB, and an adversary lowers the redundancy between members' features"),
+    "cebr": ("CEBR", "VCEB, and an adversary lowers the redundancy between members' features"),
+    "dice": ("DICE", "VCEB, and an adversary lowers the redundancy between members' features given the class"),
+    "adp": ("ADP", "members' non-maximal predictions are pushed apart"),
+    "dml": ("DML", "every member learns from the predictions of its peers"),
+    "one": ("ONE", "members learn from a gated sum of their logits"),
+    "okddip": ("OKDDip", "peers learn from each other by attention, a student from their mean"),
+}
+# Where these differ, every label says so; what else differs is said only of ensembles that would read the same.
+FOREMOST = ("data.name", "network.name", "ensemble", "epochs", "data.train_limit")
+WORDING = {
+    "data.name": "{}",
+    "network.name": "{}",
+    "ensemble": "{}",
+    "epochs": "{} epochs",
+    "data.train_limit": "{} images",
+    "redundancy.delta": "δ {}",
+    "average": "averaged {}",
+    "members": "members {}",
+}
+
+
+def method_name(settings: Settings) -> str:
+    name = settings["method.name"]
+    return METHODS[name][0] if name in METHODS else name
+
+
+def method_meaning(settings: Settings) -> str:
+    name = settings["method.name"]
+    return METHODS[name][1] if name in METHODS else f"terms {settings['terms']}"
+
+
+def labels(ensembles: Sequence[Settings]) -> list[str]:
+    """As short as tells the ensembles apart: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
+    texts = [method_name(settings) for settings in ensembles]
+    for key in FOREMOST:
+        if varies(key, ensembles):
+            texts = [extended(text, key, settings) for text, settings in zip(texts, ensembles, strict=True)]
+    known = {key for settings in ensembles for key in settings} - {"method.name", *FOREMOST}
+    for key in sorted(known, key=lambda key: (key != "redundancy.delta", key)):
+        alike = {
+            text: [other for other, label in zip(ensembles, texts, strict=True) if label == text] for text in texts
+        }
+        texts = [
+            extended(text, key, settings) if varies(key, alike[text]) else text
+            for text, settings in zip(texts, ensembles, strict=True)
+        ]
+    return texts
+
+
+def shared(ensembles: Sequence[Settings]) -> list[str]:
+    """What of the foremost settings all ensembles have in common, in words."""
+    return [
+        wording(key, ensembles[0][key])
+        for key in FOREMOST
+        if ensembles[0].get(key) is not None and not varies(key, ensembles)
+    ]
+
+
+def varies(key: str, ensembles: Sequence[Settings]) -> bool:
+    return any(settings.get(key) != ensembles[0].get(key) for settings in ensembles)
+
+
+def extended(text: str, key: str, settings: Settings) -> str:
+    return f"{text} {wording(key, settings.get(key))}"
+
+
+def wording(key: str, value: object) -> str:
+    return WORDING.get(key, key + " {}").format("all" if value is None else value)

@@ -1,0 +1,98 @@
+"""A chart of one pooled line an ensemble, labelled at its end where there is room."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dicedist.reporting import svg
+from dicedist.reporting.placing import apart
+from dicedist.reporting.records import Point
+from dicedist.reporting.svg import Axis, Panel, number
+
+MOST_MARKERS = 16
+WIDEST_LABEL = 96.0
+LABEL_GAP = 13.0
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    style: int
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A level that a reader compares the lines with."""
+
+    height: float
+    label: str
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    x: Axis,
+    y_label: str,
+    y: Axis | None = None,
+    reference: Reference | None = None,
+    diagonal: bool = False,
+) -> str:
+    widest = max(svg.width_of(line.label) for line in lines)
+    named = len(lines) > 1 and widest <= WIDEST_LABEL and not diagonal
+    panel = Panel(
+        x,
+        y or svg.axis(y_label, [*heights(lines), *([reference.height] if reference else [])]),
+        right=22 + widest if named else 14,
+    )
+    if diagonal:
+        panel.reference((x.low, x.low), (x.high, x.high))
+    if reference:
+        panel.reference((x.low, reference.height), (x.high, reference.height))
+        panel.write(panel.left + 4, panel.y(reference.height) - 5, reference.label, "note")
+    for line in lines:
+        draw_line(panel, line, x.label)
+    if named:
+        write_ends(panel, lines)
+    return panel.draw(f"{title}, {panel.y_axis.label}, against {x.label}. " + in_words(lines, x.label))
+
+
+def draw_line(panel: Panel, line: Line, unit: str) -> None:
+    points = line.points
+    if any(point.y.deviation for point in points):
+        upper = [(point.x, spread(point)[1]) for point in points]
+        panel.area(upper + [(point.x, spread(point)[0]) for point in reversed(points)], line.style)
+    panel.line([(point.x, point.y.mean) for point in points], line.style)
+    for point in points if len(points) <= MOST_MARKERS else points[-1:]:
+        tip = f"{line.label}, {unit} {number(point.x, 4)}: {number(point.y.mean, 4)}"
+        more = f" ± {number(point.y.deviation, 2)} over {point.y.n} runs" if point.y.deviation is not None else ""
+        panel.mark(point.x, point.y.mean, line.style, tip + more)
+
+
+def write_ends(panel: Panel, lines: Sequence[Line]) -> None:
+    ends = [panel.y(line.points[-1].y.mean) for line in lines]
+    moved = apart(ends, LABEL_GAP, svg.TOP, svg.TOP + panel.plot_height)
+    for line, height in zip(lines, moved, strict=True):
+        panel.write(panel.x(panel.x_axis.high) + 9, height + 4, line.label, f"label {svg.style(line.style)}")
+
+
+def heights(lines: Sequence[Line]) -> list[float]:
+    """What the axis has to hold: where curves end, and of long ones not the few values that would flatten the rest."""
+    found = sorted(height for line in lines for point in line.points for height in spread(point))
+    cut = len(found) // 100
+    return [*found[cut : len(found) - cut], *(height for line in lines for height in spread(line.points[-1]))]
+
+
+def spread(point: Point) -> tuple[float, float]:
+    deviation = point.y.deviation or 0.0
+    return point.y.mean - deviation, point.y.mean + deviation
+
+
+def in_words(lines: Sequence[Line], unit: str) -> str:
+    sentences = []
+    for line in lines:
+        first, last = line.points[0], line.points[-1]
+        course = f"{number(last.y.mean)} at {unit} {number(last.x)}"
+        if len(line.points) > 1:
+            course = f"from {number(first.y.mean)} at {unit} {number(first.x)} to {course}"
+        sentences.append(f"{line.label}: {course}.")
+    return " ".join(sentences)

@@ -1,0 +1,135 @@
+"""Out-of-distribution detection: histograms of each score inside and outside, and the paper's five measures."""
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from dicedist.reporting import svg
+from dicedist.reporting.markup import Section, best_of, cell, figure, folded, grid, legend, remark, table, unevaluated
+from dicedist.reporting.records import Group, Pooled, pool
+from dicedist.reporting.svg import Panel
+
+SCORES = {
+    "max_softmax": "max softmax",
+    "max_softmax_tempered": "max softmax + T",
+    "w_only": "1 − w",
+    "dice_x_w": "DICE × w",
+    "dice_x_w_tempered": "DICE × w + T",
+}
+MEASURES = {
+    "fpr95": ("FPR at 95 % TPR ↓", False),
+    "detection": ("detection error ↓", False),
+    "auroc": ("AUROC ↑", True),
+    "aupr_in": ("AUPR in ↑", True),
+    "aupr_out": ("AUPR out ↑", True),
+}
+
+NO_SETS = "The runs name no OOD set: python -m dicedist.evaluate run=runs/NAME ood.sets.NAME=FOLDER measures one."
+
+
+def section(groups: Sequence[Group]) -> Section | None:
+    evaluated = [group for group in groups if group.evaluations]
+    if not evaluated:
+        return None
+    names = list(dict.fromkeys(name for group in evaluated for name in outside_sets(group)))
+    missing = list(dict.fromkeys(name for group in evaluated for run in group.runs for name in run.sets_not_found))
+    gaps = f"Not found when the runs were evaluated: {', '.join(missing)}." if missing else "" if names else NO_SETS
+    key = [
+        ('<i class="swatch inside"></i>', "test images"),
+        ('<i class="swatch outside"></i>', "images from elsewhere"),
+    ]
+    sets = "".join(one_set(evaluated, name, is_open=place == 0) for place, name in enumerate(names))
+    return Section(
+        "ood",
+        "OOD detection",
+        "How sure the ensemble is of test images and of images from another data set. The less the two histograms "
+        "overlap, the better the score tells them apart: AUROC 100 is perfect, 50 is chance. DICE × w scales the "
+        "logits by the mean of 1 − w over pairs of members; + T is after temperature.",
+        (legend(key) + sets if names else "") + remark(gaps) + unevaluated(groups),
+    )
+
+
+def outside_sets(group: Group) -> list[str]:
+    return list(dict.fromkeys(name for evaluation in group.evaluations for name in evaluation.get("ood", {})))
+
+
+def one_set(groups: Sequence[Group], name: str, is_open: bool) -> str:
+    rows = []
+    for group in groups:
+        if found := scores_of(group, name):
+            pictures = [figure(SCORES.get(score, score), *histograms(group, name, score)) for score in found]
+            rows.append(f"<h3>{escape(group.label)}</h3>" + grid(pictures, "small"))
+    return folded(name, "".join(rows) + measures(groups, name), is_open)
+
+
+def scores_of(group: Group, name: str) -> list[str]:
+    known = [evaluation.get("ood", {}).get(name, {}) for evaluation in group.evaluations]
+    return list(dict.fromkeys(score for scores in known for score in scores))
+
+
+def results(group: Group, name: str, score: str) -> list[dict[str, Any]]:
+    found = (evaluation.get("ood", {}).get(name, {}).get(score) for evaluation in group.evaluations)
+    return [result for result in found if result is not None]
+
+
+def histograms(group: Group, name: str, score: str) -> tuple[str, str]:
+    """The picture, and its AUROC in words."""
+    found = results(group, name, score)
+    inside, outside = (
+        [statistics.fmean(column) for column in zip(*(result["histogram"][side] for result in found), strict=True)]
+        for side in (0, 1)
+    )
+    highest = 100 * max(*inside, *outside)
+    panel = Panel(svg.unit("score", 2), svg.axis("% of images", (0, highest), 3), 184, 132, 10)
+    panel.area(steps(inside), 0, "inside")
+    panel.area(steps(outside), 0, "outside")
+    auroc = f"AUROC {100 * statistics.fmean(result['auroc'] for result in found):.1f}"
+    means = [sum((place + 0.5) / len(side) * share for place, share in enumerate(side)) for side in (inside, outside)]
+    seen = (
+        f"{group.label}, {SCORES.get(score, score)}: on average {means[0]:.2f} for test images and {means[1]:.2f} "
+        f"for {name}. {auroc}."
+    )
+    return panel.draw(seen), auroc
+
+
+def steps(shares: Sequence[float]) -> list[tuple[float, float]]:
+    """The outline of a histogram of 0..1, in %, from the floor to the floor."""
+    width = 1 / len(shares)
+    corners = [(x * width, 100 * share) for place, share in enumerate(shares) for x in (place, place + 1)]
+    return [(0, 0), *corners, (1, 0)]
+
+
+def measures(groups: Sequence[Group], name: str) -> str:
+    rows = [(group, score) for group in groups for score in scores_of(group, name)]
+    columns = {
+        measure: [pool(result[measure] for result in results(group, name, score)) for group, score in rows]
+        for measure in MEASURES
+    }
+    best = {measure: best_of(columns[measure], MEASURES[measure][1], 2, 100) for measure in MEASURES}
+    lines = [
+        f'<tr><th scope="row">{escape(group.label)}</th><td class="text">{escape(SCORES.get(score, score))}</td>'
+        + "".join(cell(columns[measure][place], 2, 100, best[measure][place]) for measure in MEASURES)
+        + "</tr>"
+        for place, (group, score) in enumerate(rows)
+    ]
+    titles = "".join(f'<th scope="col">{title}</th>' for title, _ in MEASURES.values())
+    head = f'<tr><th scope="col">ensemble</th><th scope="col" class="text">score</th>{titles}</tr>'
+    return table(f"Test images against {name}, all in %", head, [("", lines)], 2 + len(MEASURES))
+
+
+def mean_auroc(group: Group, sets: Sequence[str], score: str) -> Pooled | None:
+    """Over the sets, in each run that has the score."""
+
+    def read(evaluation: dict[str, Any]) -> float | None:
+        found = [evaluation["ood"][name].get(score) for name in sets]
+        return statistics.fmean(scores["auroc"] for scores in found) if found and all(found) else None
+
+    return group.pooled(read)
+
+
+def common_sets(groups: Sequence[Group]) -> list[str]:
+    """OOD sets that every evaluated run has, so that means over them compare."""
+    evaluations = [evaluation for group in groups for evaluation in group.evaluations]
+    every = [set(evaluation.get("ood", {})) for evaluation in evaluations]
+    return sorted(set.intersection(*every)) if every else []

@@ -1,0 +1,81 @@
+"""The page: sections in order under a short contents, in one file with its style and no script."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from dicedist import __version__
+from dicedist.reporting import adversary, calibration, classes, dynamics, gallery, outside, summary, tradeoff
+from dicedist.reporting.labels import shared
+from dicedist.reporting.markup import Section, cell, table
+from dicedist.reporting.records import Group, Run, pool
+
+STYLE = Path(__file__).with_name("page.css")
+# Whatever a name in a record may contain, the page loads nothing and runs nothing.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def page(groups: Sequence[Group]) -> str:
+    rooms = (summary, dynamics, tradeoff, calibration, adversary, outside, classes, gallery)
+    sections = [section for room in rooms if (section := room.section(groups)) is not None]
+    sections.append(runs_section(groups))
+    contents = "".join(f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in sections)
+    num_runs = sum(len(group.runs) for group in groups)
+    counted = f"{plural(len(groups), 'ensemble')} from {plural(num_runs, 'run')}"
+    one = groups[0]
+    title = "Ensembles compared" if len(groups) > 1 else f"{one.label} on {one.settings['data.name']}"
+    about = " · ".join([counted, *shared([group.settings for group in groups])])
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}: {escape(about)}</title><style>{STYLE.read_text()}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>"
+        f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main>{"".join(map(shown, sections))}</main>'
+        f"<footer>Written by dicedist {escape(__version__)} from the runs' own records.</footer></body></html>\n"
+    )
+
+
+def shown(section: Section) -> str:
+    return (
+        f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2><p class="lead">{escape(section.lead)}</p>'
+        f"{section.body}</section>"
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def runs_section(groups: Sequence[Group]) -> Section:
+    head = "".join(
+        f'<th scope="col"{kind}>{title}</th>'
+        for title, kind in (
+            ("run", ""),
+            ("ensemble", ' class="text"'),
+            ("seed", ""),
+            ("epochs", ""),
+            ("steps", ""),
+            ("test accuracy, %", ""),
+            ("what is missing", ' class="text"'),
+        )  # fmt: skip
+    )
+    rows = [run_row(run, group) for group in groups for run in group.runs]
+    return Section(
+        "runs",
+        "Runs",
+        "The folders that this page was made from, and what they do not tell.",
+        table("One row a run", f"<tr>{head}</tr>", [("", rows)], 7),
+    )
+
+
+def run_row(run: Run, group: Group) -> str:
+    last = run.records[-1] if run.records else {"epoch": 0.0, "step": 0}
+    accuracy = pool([run.evaluation["ensemble"]["accuracy"]]) if run.evaluation else None
+    missing = "; ".join(run.missing) or "nothing"
+    return (
+        f'<tr><th scope="row">{escape(run.directory.name)}</th><td class="text">{escape(group.label)}</td>'
+        f"<td>{run.config.seed}</td><td>{last['epoch']:g}</td><td>{last['step']}</td>{cell(accuracy, 2, 100)}"
+        f'<td class="text wrap">{escape(missing)}</td></tr>'
+    )

@@ -1,0 +1,239 @@
+"""What runs left behind: read from their folders, and pooled where they differ in nothing but the seed."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from dicedist.config import Config, flat, load_config
+from dicedist.discriminator import delta_for
+from dicedist.reporting.labels import METHODS, Settings, labels
+
+# What may differ between runs that are pooled: none of it changes what is measured.
+INDIFFERENT = (
+    "seed", "resume", "run.", "log.", "checkpoint.", "distributed.", "evaluate.", "ood.",
+    "data.root", "data.download", "data.num_threads", "method.", "structure", "ensemble.size", "redundancy.delta",
+)  # fmt: skip
+MEASURED = {
+    "member_ids", "ensemble", "ensemble_tempered", "members", "diversity", "accuracy_by_size", "reliability",
+    "per_class",
+}  # fmt: skip
+LONGEST_CURVE = 200
+
+
+@dataclass(frozen=True)
+class Run:
+    directory: Path
+    config: Config
+    records: list[dict[str, Any]]  # the lines of metrics.jsonl
+    evaluation: dict[str, Any]  # empty where there is none yet
+    gallery: dict[str, np.ndarray]
+
+    @property
+    def missing(self) -> list[str]:
+        """What this run does not tell, and what would make it."""
+        notes = []
+        if not self.records:
+            notes.append("no records of training")
+        elif not self.finished:
+            notes.append(f"stopped at epoch {self.records[-1]['epoch']:g} of {self.config.epochs}")
+        if not any("val/ensemble/accuracy" in record for record in self.records):
+            notes.append("no validation" + (" (data.split=full)" if self.config.data.split == "full" else ""))
+        if not self.evaluation:
+            notes.append(f"not evaluated: python -m dicedist.evaluate run={self.directory}")
+        if self.sets_not_found:
+            notes.append(f"OOD sets not found: {', '.join(self.sets_not_found)}")
+        return notes
+
+    @property
+    def sets_not_found(self) -> list[str]:
+        """Their names; what evaluation says of each begins with it."""
+        return [line.partition(":")[0] for line in self.evaluation.get("ood_missing", [])]
+
+    @property
+    def finished(self) -> bool:
+        last = self.records[-1]
+        return last["epoch"] >= self.config.epochs or last["step"] >= (self.config.max_steps or math.inf)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What can change a result but the seed."""
+        config, evaluation = self.config, self.evaluation
+        size = config.ensemble.size
+        assert isinstance(size, int)
+        compares = "redundancy" in config.method.terms
+        plain = flat(asdict(config))
+        ignored = INDIFFERENT if compares else (*INDIFFERENT, "redundancy.")
+        return {
+            **{key: value for key, value in plain.items() if not key.startswith(ignored)},
+            **({"redundancy.delta": delta_for(config.redundancy, size)} if compares else {}),
+            "data.name": f"folder {config.data.root}" if config.data.name == "folder" else config.data.name,
+            "method.name": config.method.name,
+            "terms": json.dumps(config.method.terms),
+            "ensemble": f"{size}-{config.structure}",
+            "average": evaluation.get("average", config.evaluate.average),
+            "members": evaluation.get("member_ids", list(range(size))),
+        }
+
+
+@dataclass(frozen=True)
+class Pooled:
+    mean: float
+    deviation: float | None  # of a sample, with n - 1; None for a single run
+    n: int
+
+    def times(self, scale: float) -> "Pooled":
+        return Pooled(scale * self.mean, None if self.deviation is None else scale * self.deviation, self.n)
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: Pooled
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one ensemble with different seeds."""
+
+    label: str
+    style: int  # its colour and marker in every figure
+    runs: list[Run]
+
+    @property
+    def settings(self) -> Settings:
+        return self.runs[0].settings
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [run.evaluation for run in self.runs if run.evaluation]
+
+    def pooled(self, read: Callable[[dict[str, Any]], float | None]) -> Pooled | None:
+        """A number that each evaluation.json gives, over the runs that have it."""
+        return pool(map(read, self.evaluations))
+
+    def measure(self, *path: str) -> Pooled | None:
+        return self.pooled(lambda evaluation: dig(evaluation, path))
+
+    def curve(self, name: str, scale: float = 1) -> list[Point]:
+        """A measure of metrics.jsonl against the epoch, over the runs that have it at a step."""
+        by_step: dict[int, list[float]] = {}
+        epochs: dict[int, float] = {}
+        for record in (record for run in self.runs for record in run.records):
+            value = record.get(name)
+            if value is not None and math.isfinite(value):
+                by_step.setdefault(record["step"], []).append(scale * value)
+                epochs[record["step"]] = record["epoch"]
+        pooled = ((epochs[step], pool(by_step[step])) for step in sorted(by_step))
+        return thinned([Point(epoch, y) for epoch, y in pooled if y is not None])
+
+
+def read_groups(directories: Sequence[Path]) -> list[Group]:
+    """The runs, pooled; in the paper's order of methods, then by delta."""
+    distinct = {directory.resolve(): directory for directory in directories}
+    by_settings: dict[str, list[Run]] = {}
+    for run in map(read_run, distinct.values()):
+        by_settings.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    pooled = sorted(by_settings.values(), key=lambda runs: rank(runs[0].settings))
+    names = labels([runs[0].settings for runs in pooled])
+    return [
+        Group(label, style, sorted(runs, key=lambda run: run.config.seed))
+        for style, (label, runs) in enumerate(zip(names, pooled, strict=True))
+    ]
+
+
+def rank(settings: Settings) -> tuple[str, int, str, float]:
+    known = list(METHODS)
+    name = settings["method.name"]
+    place = known.index(name) if name in known else len(known)
+    return settings["data.name"], place, name, settings.get("redundancy.delta", 0.0)
+
+
+def read_run(directory: Path) -> Run:
+    if not (directory / "config.yaml").is_file():
+        raise ValueError(f"{directory} is not a run: it has no config.yaml (runs are folders under runs/)")
+    try:
+        config = load_config(directory / "config.yaml")
+    except ValueError as error:
+        raise ValueError(f"{directory} is not a run of this version: {error}") from error
+    return Run(directory, config, read_records(directory), read_evaluation(directory), read_gallery(directory))
+
+
+def read_records(directory: Path) -> list[dict[str, Any]]:
+    path = directory / "metrics.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            records.append({"step": int(record["step"]), "epoch": float(record["epoch"]), **record})
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break  # a line cut off by a crash, or being written right now
+            raise ValueError(f"{path} is damaged at line {number}: delete that line to report the others") from error
+    return records
+
+
+def read_evaluation(directory: Path) -> dict[str, Any]:
+    path = directory / "evaluation.json"
+    if not path.exists():
+        return {}
+    again = f"python -m dicedist.evaluate run={directory} writes it anew"
+    try:
+        evaluation = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {again}") from error
+    if not isinstance(evaluation, dict) or not MEASURED <= evaluation.keys():
+        raise ValueError(f"{path} is not an evaluation of this version: {again}")
+    return evaluation
+
+
+def read_gallery(directory: Path) -> dict[str, np.ndarray]:
+    path = directory / "gallery.safetensors"
+    try:
+        return load_file(path) if path.exists() else {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={directory} writes it anew") from error
+
+
+def dig(values: Any, path: Iterable[str]) -> float | None:
+    """The number at the end of the path, or None where it breaks off."""
+    for key in path:
+        if not isinstance(values, dict):
+            return None
+        values = values.get(key)
+    return values
+
+
+def pool(values: Iterable[float | None]) -> Pooled | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    return Pooled(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def thinned(points: list[Point]) -> list[Point]:
+    """Means of neighbours where there are more points than a figure can show."""
+    size = math.ceil(len(points) / LONGEST_CURVE)
+    if size <= 1:
+        return points
+    chunks = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        Point(
+            statistics.fmean(point.x for point in chunk),
+            Pooled(
+                statistics.fmean(point.y.mean for point in chunk),
+                None if chunk[0].y.deviation is None else statistics.fmean(point.y.deviation or 0 for point in chunk),
+                chunk[0].y.n,
+            ),
+        )
+        for chunk in chunks
+    ]

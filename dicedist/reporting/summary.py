@@ -1,0 +1,141 @@
+"""The summary: one row an ensemble, seeds pooled, the best of each column in bold; and the best ones in a few words."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from dicedist.reporting import paper, svg
+from dicedist.reporting.labels import method_meaning, method_name
+from dicedist.reporting.markup import Section, best_of, cell, estimate, remark, table, unevaluated
+from dicedist.reporting.outside import common_sets, mean_auroc
+from dicedist.reporting.records import Group, Pooled
+
+Reading = Callable[[Group], Pooled | None]
+
+
+@dataclass(frozen=True)
+class Column:
+    over: str  # the title of columns that stand side by side
+    title: str
+    read: Reading
+    higher: bool  # is better
+    decimals: int
+    scale: float = 1
+    praise: str = ""  # what is said of the best, for the few columns that are worth it
+
+
+def section(groups: Sequence[Group]) -> Section | None:
+    evaluated = [group for group in groups if group.evaluations]
+    if not evaluated:
+        return None
+    blocks = [list(block) for _, block in groupby(evaluated, key=lambda group: group.settings["data.name"])]
+    shown = columns(evaluated)
+    headings = [block[0].settings["data.name"] if len(blocks) > 1 else "" for block in blocks]
+    rows = [(heading, block_rows(block, shown)) for heading, block in zip(headings, blocks, strict=True)]
+    sets = common_sets(evaluated)
+    caption = "Test set: mean ± sample deviation over n seeds; the best of a column in bold"
+    return Section(
+        "summary",
+        "Summary",
+        "Runs that differ only in their seed are one row. Arrows say which way is better; a difference smaller than "
+        "the deviations means little. Before and after: temperature scaling, fitted on one half of the test set and "
+        "measured on the other.",
+        (tiles(blocks[0], shown) if len(blocks) == 1 else "")
+        + table(caption, head(shown), rows, 2 + len(shown))
+        + remark(f"OOD AUROC is after temperature, the mean over {', '.join(sets)}." if sets else "")
+        + unevaluated(groups)
+        + glossary(groups),
+    )
+
+
+def columns(groups: Sequence[Group]) -> list[Column]:
+    """Those in which some ensemble has a value."""
+    sets = common_sets(groups)
+    uncertainty = [
+        Column(title, when, of(part, name), False, decimals, scale, praise if part == "ensemble_tempered" else "")
+        for title, name, decimals, scale, praise in (
+            ("NLL, nats ↓", "nll", 3, 1, "lowest NLL after temperature"),
+            ("Brier ↓", "brier", 3, 1, ""),
+            ("ECE, 10⁻² ↓", "ece", 2, 100, ""),
+            ("TACE, 10⁻³ ↓", "tace", 2, 1000, ""),
+        )
+        for when, part in (("before", "ensemble"), ("after", "ensemble_tempered"))
+    ]
+    known = [
+        Column("accuracy, % ↑", "ensemble", of("ensemble", "accuracy"), True, 2, 100, "most accurate, %"),
+        Column("accuracy, % ↑", "members", of("members", "accuracy"), True, 2, 100),
+        Column("accuracy, % ↑", "student", of("student", "accuracy"), True, 2, 100),
+        Column("accuracy, % ↑", "the paper's", lambda group: paper.accuracy(group.settings), True, 2),
+        *uncertainty,
+        Column("between members", "ratio-error ↑", of("diversity", "ratio_error"), True, 3, 1, "highest ratio-error"),
+        Column("between members", "redundancy, nats ↓", lambda group: group.pooled(redundancy), False, 3),
+        Column("OOD AUROC, % ↑", "max softmax", auroc("max_softmax_tempered", sets), True, 2, 100, "best OOD AUROC, %"),
+        Column("OOD AUROC, % ↑", "DICE × w", auroc("dice_x_w_tempered", sets), True, 2, 100),
+    ]
+    return [column for column in known if any(column.read(group) is not None for group in groups)]
+
+
+def of(*path: str) -> Reading:
+    return lambda group: group.measure(*path)
+
+
+def auroc(score: str, sets: Sequence[str]) -> Reading:
+    return lambda group: mean_auroc(group, sets, score)
+
+
+def redundancy(evaluation: dict[str, Any]) -> float | None:
+    """Mean over the pairs of members."""
+    found = evaluation.get("redundancy")
+    return statistics.fmean(found["nats_P"]) if found else None
+
+
+def head(shown: Sequence[Column]) -> str:
+    over = "".join(
+        f'<th scope="colgroup" colspan="{len(list(columns))}">{escape(title)}</th>'
+        for title, columns in groupby(shown, key=lambda column: column.over)
+    )
+    under = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in shown)
+    first = '<th scope="col" rowspan="2">ensemble</th><th scope="col" rowspan="2">n</th>'
+    return f"<tr>{first}{over}</tr><tr>{under}</tr>"
+
+
+def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
+    """Ensembles of one data set: only they compare."""
+    values = [[column.read(group) for group in groups] for column in shown]
+    best = [
+        best_of(found, column.higher, column.decimals, column.scale)
+        for column, found in zip(shown, values, strict=True)
+    ]
+    return [
+        f'<tr><th scope="row">{svg.key(group.style)}{escape(group.label)}</th><td>{len(group.evaluations)}</td>'
+        + "".join(
+            cell(values[place][row], column.decimals, column.scale, best[place][row])
+            for place, column in enumerate(shown)
+        )
+        + "</tr>"
+        for row, group in enumerate(groups)
+    ]
+
+
+def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
+    """Who is first in what matters most."""
+    parts = []
+    for column in shown:
+        found = [(value, group) for group in groups if (value := column.read(group)) is not None]
+        if column.praise and found:
+            value, group = (max if column.higher else min)(found, key=lambda pair: pair[0].mean)
+            figure = estimate(value, column.decimals, column.scale)
+            parts.append(
+                f'<div class="tile"><span>{escape(column.praise)}</span><strong>{figure}</strong>'
+                f"<em>{svg.key(group.style)}{escape(group.label)}</em></div>"
+            )
+    return f'<div class="tiles">{"".join(parts)}</div>'
+
+
+def glossary(groups: Sequence[Group]) -> str:
+    meanings = {method_name(group.settings): method_meaning(group.settings) for group in groups}
+    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings.items())
+    return f"<dl>{entries}</dl>"
