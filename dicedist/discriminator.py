@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.blockwise import BlockwiseLoss
 from dicedist.memory import ClassMemory
 from dicedist.pairs import PairPlan, Partners, within_budget
 from dicedist.randomness import generator
@@ -77,14 +78,48 @@ class Network(nn.Module):
         """Each member's share of the first layer: any number of leading dimensions between M and D."""
         return torch.bmm(z_MBD.flatten(1, -2), self.slots_MDH).unflatten(1, z_MBD.shape[1:-1])
 
-    def logits(self, projected_XBH: Tensor, labels_B: Tensor) -> Tensor:
-        """log f = log w/(1-w) of rows of summed projections; input b of every row is of class labels_B[b]."""
+    def of_class(self, labels_B: Tensor) -> "ClassRows":
+        """What the class of each input adds to the layers."""
         first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
         second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
-        hidden = F.leaky_relu(projected_XBH + first_KH[labels_B], SLOPE)
-        hidden = F.leaky_relu(hidden @ self.second.weight.T + second_KH[labels_B], SLOPE)
+        return ClassRows(first_KH[labels_B], second_KH[labels_B], self.last.weight[labels_B], self.last.bias[labels_B])
+
+    def logits(self, first_XBH: Tensor, of_class: "ClassRows") -> Tensor:
+        """log f = log w/(1-w) of rows of first-layer sums."""
+        hidden = F.leaky_relu(first_XBH, SLOPE)
+        hidden = F.leaky_relu(hidden @ self.second.weight.T + of_class.second_BH, SLOPE)
         hidden = F.leaky_relu(self.third(hidden), SLOPE)
-        return torch.einsum("xbh,bh->xb", hidden, self.last.weight[labels_B]) + self.last.bias[labels_B]
+        return torch.einsum("xbl,bl->xb", hidden, of_class.last_BL) + of_class.last_B
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    first_BH: Tensor
+    second_BH: Tensor
+    last_BL: Tensor
+    last_B: Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs of features laid out for w: a row of the first layer is stays[first] + moves[second].
+
+    The joint pairs' rows come first, then the product pairs'.
+    """
+
+    stays_YBH: Tensor
+    moves_ZBH: Tensor
+    plan: PairPlan
+    of_class: ClassRows
+    found_B: Tensor  # which inputs have a partner
+
+    def targets(self) -> tuple[Tensor, Tensor]:
+        """1 for joint rows, 0 for product rows; and weights, 0 for product rows of an input without partner."""
+        targets_XB = self.stays_YBH.new_zeros(len(self.plan.first_X), len(self.found_B))
+        targets_XB[: self.plan.num_joint] = 1
+        weights_XB = torch.ones_like(targets_XB)
+        weights_XB[self.plan.num_joint :] = self.found_B.to(weights_XB.dtype)
+        return targets_XB, weights_XB / weights_XB.sum()
 
 
 @dataclass(frozen=True)
@@ -142,8 +177,9 @@ class Discriminator(nn.Module):
     ) -> dict[str, Tensor]:
         """The chosen terms of the Donsker-Varadhan estimate, averaged over pairs (METHOD decisions 2, 7)."""
         negatives = 0 if self.config.terms == "lhs" else self.config.negatives
-        logits_XB, num_joint, found_B = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
-        log_f_XB = self.clipped(logits_XB)
+        compared = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
+        log_f_XB = self.clipped(self.logits(compared))
+        num_joint, found_B = compared.plan.num_joint, compared.found_B
         terms = {}
         if self.config.terms != "rhs":
             terms["lhs"] = log_f_XB[:num_joint].mean()
@@ -171,22 +207,38 @@ class Discriminator(nn.Module):
         for step in range(self.config.num_steps):
             draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
             pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
-            logits_XB, num_joint, found_B = self.compare(
+            compared = self.compare(
                 features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
             )
-            targets_XB, weights_XB = self.targets(logits_XB, num_joint, found_B)
-            total = weights_XB.sum()
-            loss = F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum") / total
+            targets_XB, weights_XB = compared.targets()
+            loss, logits_XB = self.cross_entropy(compared, targets_XB, weights_XB)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
         self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
-        right_XB = ((logits_XB.detach() > 0) == (targets_XB > 0)) * weights_XB
+        right_XB = (logits_XB > 0) == (targets_XB > 0)
         return {
             "discriminator/loss": loss.detach(),
-            "discriminator/accuracy": right_XB.sum() / total,
-            "discriminator/without_partner": (~found_B).sum(),
+            "discriminator/accuracy": (right_XB * weights_XB).sum(),
+            "discriminator/without_partner": (~compared.found_B).sum(),
         }
+
+    def cross_entropy(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 3 and w's logits."""
+        if compared.stays_YBH.device.type == "cpu":
+            of_class, second, third = compared.of_class, self.network.second, self.network.third
+            return BlockwiseLoss.apply(
+                compared.stays_YBH, compared.moves_ZBH, of_class.second_BH, second.weight, third.weight, third.bias,
+                of_class.last_BL, of_class.last_B, compared.plan.first_X, compared.plan.second_X,
+                targets_XB, weights_XB, SLOPE,
+            )  # fmt: skip
+        logits_XB = self.logits(compared)
+        loss = F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
+        return loss, logits_XB.detach()
+
+    def logits(self, compared: Comparison) -> Tensor:
+        first_XBH = compared.stays_YBH[compared.plan.first_X] + compared.moves_ZBH[compared.plan.second_X]
+        return self.network.logits(first_XBH, compared.of_class)
 
     def compare(
         self,
@@ -197,22 +249,22 @@ class Discriminator(nn.Module):
         negatives: int,
         now: Moment,
         draws: torch.Generator,
-    ) -> tuple[Tensor, int, Tensor]:
-        """w's logits [X, B]: the joint pairs' rows first, then the product pairs', and which inputs have a partner."""
+    ) -> Comparison:
+        """Samples of z, partners for product pairs, and the first layer applied to all of them once."""
         num_samples = self.config.num_samples
         z_MSBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
-        projected = [self.network.project(z_MSBD).flatten(0, 1)]
+        own_YBH = self.network.project(z_MSBD).flatten(0, 1)
+        moves_ZBH = own_YBH
         partners = Partners.of(labels_B, self.memory)
         if negatives:
             rows_XB = partners.draw(num_samples * negatives, draws)
             pool_MQD = torch.cat([means_MBD, self.memory.means_MQD], dim=1)
             pool_scales_MQD = torch.cat([scales_MBD, self.memory.scales_MQD], dim=1)
             z_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
-            projected.append(self.network.project(z_MXBD).flatten(0, 1))
+            moves_ZBH = torch.cat([own_YBH, self.network.project(z_MXBD).flatten(0, 1)])
         plan = PairPlan.draw(pairs_P2, self.num_members, num_samples, negatives, draws)
-        projected_YBH = torch.cat(projected)
-        logits_XB = self.network.logits(projected_YBH[plan.first_X] + projected_YBH[plan.second_X], labels_B)
-        return logits_XB, plan.num_joint, partners.found_B
+        of_class = self.network.of_class(labels_B)
+        return Comparison(own_YBH + of_class.first_BH, moves_ZBH, plan, of_class, partners.found_B)
 
     def sample(
         self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
@@ -231,17 +283,9 @@ class Discriminator(nn.Module):
     def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
         """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant (decision 13)."""
         projected_MBH = self.network.project(means_MBD)
-        rows_PBH = projected_MBH[pairs_P2[:, 0]] + projected_MBH[pairs_P2[:, 1]]
-        return torch.sigmoid(-self.network.logits(rows_PBH, self.classes(labels_B))).mean(0)
+        of_class = self.network.of_class(self.classes(labels_B))
+        first_PBH = projected_MBH[pairs_P2[:, 0]] + projected_MBH[pairs_P2[:, 1]] + of_class.first_BH
+        return torch.sigmoid(-self.network.logits(first_PBH, of_class)).mean(0)
 
     def classes(self, labels_B: Tensor) -> Tensor:
         return labels_B if self.conditional else torch.zeros_like(labels_B)
-
-    @staticmethod
-    def targets(logits_XB: Tensor, num_joint: int, found_B: Tensor) -> tuple[Tensor, Tensor]:
-        """1 for joint rows, 0 for product rows; product rows of an input without partner weigh nothing."""
-        targets_XB = torch.zeros_like(logits_XB)
-        targets_XB[:num_joint] = 1
-        weights_XB = torch.ones_like(logits_XB)
-        weights_XB[num_joint:] = found_B.to(weights_XB.dtype)
-        return targets_XB, weights_XB

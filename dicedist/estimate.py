@@ -34,13 +34,13 @@ def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: T
     order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
     joint, product = [], []
     for rows in order_N.split(BATCH):
-        logits_XB, num_joint, found_B = w.compare(
+        compared = w.compare(
             features.means_MBD[:, rows], features.scales_MBD[:, rows], w.classes(labels_N[rows]),
             pairs_P2, w.config.negatives, PREDICTED, draws,
         )  # fmt: skip
-        pairs = len(pairs_P2)
-        joint.append(logits_XB[:num_joint].unflatten(0, (pairs, -1)).flatten(1))
-        product.append(logits_XB[num_joint:, found_B].unflatten(0, (pairs, -1)).flatten(1))
+        joint_XB, product_XB = w.logits(compared).tensor_split([compared.plan.num_joint])
+        joint.append(joint_XB.unflatten(0, (len(pairs_P2), -1)).flatten(1))
+        product.append(product_XB[:, compared.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
     joint_PX, product_PX = torch.cat(joint, 1).double(), torch.cat(product, 1).double()
     nats_P = joint_PX.mean(1) - (product_PX.logsumexp(1) - math.log(product_PX.shape[1]))
     right = (joint_PX > 0).sum() + (product_PX <= 0).sum()
@@ -77,7 +77,8 @@ def fit(
     """A new discriminator, trained the same way on whatever features it is given, its rate falling to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     with initialising(seed, "estimator"):
-        w = Discriminator(replace(config, num_steps=1, delta=0.0), num_members, feature_dim, num_classes, True, seed)
+        settings = replace(config, num_steps=1, num_samples=1, delta=0.0)
+        w = Discriminator(settings, num_members, feature_dim, num_classes, True, seed)
     w.to(labels_N.device)
     optimizer = torch.optim.Adam(w.network.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)

@@ -42,8 +42,9 @@ def test_equals_the_literal_network(num_members, feature_dim, num_classes):
     z = torch.randn(num_members, batch, feature_dim, requires_grad=True)
     z_literal = z.detach().clone().requires_grad_()
     pairs = [(i, j) for i in range(num_members) for j in range(i + 1, num_members)]
-    projected = network.project(z)
-    ours = network.logits(torch.stack([projected[i] + projected[j] for i, j in pairs]), labels)
+    projected, of_class = network.project(z), network.of_class(labels)
+    first = torch.stack([projected[i] + projected[j] + of_class.first_BH for i, j in pairs])
+    ours = network.logits(first, of_class)
     slots = torch.zeros(len(pairs), batch, num_members, feature_dim)
     for row, (i, j) in enumerate(pairs):
         slots[row, :, i], slots[row, :, j] = z_literal[i], z_literal[j]
@@ -59,6 +60,34 @@ def test_equals_the_literal_network(num_members, feature_dim, num_classes):
     )  # fmt: skip
     torch.testing.assert_close(network.embedding_KE.grad, literal.embedding.weight.grad, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(network.last.weight.grad, literal.last.weight.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_blockwise_equals_autograd():
+    torch.manual_seed(2)
+    w = Discriminator(CONFIG, 3, 8, 5, True, seed=0).double()
+    labels = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    means, scales = torch.randn(3, 7, 8).double(), torch.rand(3, 7, 8).double()
+    draws = torch.Generator()
+    results = []
+    for loss_of in (
+        lambda compared: w.cross_entropy(compared, *compared.targets()),
+        lambda compared: plain(w, compared),
+    ):
+        draws.manual_seed(5)
+        w.zero_grad()
+        compared = w.compare(means, scales, labels, w.pairs_P2, 4, PREDICTED, draws)
+        loss, logits = loss_of(compared)
+        (3 * loss).backward()
+        results.append((loss.detach(), logits, *(p.grad.clone() for p in w.network.parameters())))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+
+
+def plain(w, compared):
+    logits = w.logits(compared)
+    targets, weights = compared.targets()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
+    return loss, logits.detach()
 
 
 def test_unconditional_has_no_embedding_and_one_output():
