@@ -18,8 +18,8 @@ from dicedist import metrics
 from dicedist.config import EvaluateConfig, OodConfig
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Source, Split
-from dicedist.discriminator import Discriminator, Features
-from dicedist.estimate import estimate
+from dicedist.discriminator import Discriminator, Features, RedundancyConfig
+from dicedist.estimate import estimate, fit
 from dicedist.exchange import Exchange
 from dicedist.inference import Readings, read
 from dicedist.parts import Hosted
@@ -38,8 +38,10 @@ class Assessor:
     members: Sequence[int]  # the ensemble that is assessed
     exchange: Exchange  # whose placement counts those members from 0
     source: Source
-    discriminator: Discriminator | None  # needed on rank 0 only; knows all members of the run
+    discriminator: Discriminator | None  # needed on rank 0 only; knows all members of the run but a student
     feature_dims: Sequence[int]
+    student: int | None = None  # the member that the method trains to be used alone
+    estimator: RedundancyConfig | None = None  # measure redundancy by a new w of these settings, not by the run's
 
     def collect(self, split: Split) -> Readings | None:
         """Every member's logits [M, N, K], means and scales [M, N, D] of a split, on rank 0."""
@@ -71,7 +73,7 @@ class Assessor:
         average = config.average
         test = self.collect(self.source.test)
         held_out = self.source.val if len(self.source.val) else self.source.test
-        features = self.collect(held_out) if self.exchange.any_rank(self.discriminator is not None) else None
+        redundancy = self.redundancy_by_new_w() if self.estimator else self.redundancy(held_out)
         images, missing = load_ood(ood.sets, self.source, data_root)
         outside = {
             name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
@@ -85,13 +87,15 @@ class Assessor:
             "average": average,
             "class_names": self.source.class_names,
             **measured(test.logits_NK, labels_N, average, config.folds),
-            "redundancy": self.redundancy(features, held_out.labels_N) if features is not None else None,
+            "redundancy": redundancy,
             "ood": {},
             "ood_missing": missing,
         }
         for name, readings in outside.items():
             assert readings is not None
             result["ood"][name] = self.detect(test, readings, average, result["ensemble_tempered"]["temperature"])
+        if self.student in self.members:
+            result["student"] = result["members"]["per_member"][self.members.index(self.student)]
         directory.mkdir(parents=True, exist_ok=True)
         save_logits(
             directory, test.logits_NK, labels_N, {name: r.logits_NK for name, r in outside.items() if r is not None}
@@ -101,23 +105,44 @@ class Assessor:
         say(show(result))
 
     @property
+    def compared(self) -> list[int]:
+        """The assessed members that the run's w knows."""
+        return [member for member in self.members if member != self.student]
+
+    @property
     def pairs_P2(self) -> Tensor:
-        return torch.tensor(list(combinations(self.members, 2)), dtype=torch.int64).view(-1, 2)
+        return torch.tensor(list(combinations(self.compared, 2)), dtype=torch.int64).view(-1, 2)
 
     def slots(self, values_MND: Tensor) -> Tensor:
         """The assessed members at their places among all members of the run; the others are zero and not compared."""
         assert self.discriminator is not None
         width = self.discriminator.network.slots_MDH.shape[1]
         slots = torch.zeros(self.discriminator.num_members, values_MND.shape[1], width)
-        slots[list(self.members), :, : values_MND.shape[2]] = values_MND
+        for member in self.compared:
+            own_ND = values_MND[self.members.index(member), :, :width]  # a student may have more features than w reads
+            slots[member, :, : own_ND.shape[1]] = own_ND
         return slots
 
-    def redundancy(self, features: Readings, labels_N: Tensor) -> dict[str, Any] | None:
+    def redundancy(self, held_out: Split) -> dict[str, Any] | None:
         """The run's own w on features that it was not trained on, in nats, and how well it is calibrated."""
-        if self.discriminator is None or len(self.members) < 2:
+        if len(self.compared) < 2 or not self.exchange.any_rank(self.discriminator is not None):
+            return None
+        features = self.collect(held_out)
+        if features is None or self.discriminator is None:
             return None
         slots = Features(self.slots(features.means_ND), self.slots(features.scales_ND))
-        return {"pairs": self.pairs_P2.tolist(), **asdict(estimate(self.discriminator, slots, labels_N, self.pairs_P2))}
+        found = estimate(self.discriminator, slots, held_out.labels_N, self.pairs_P2)
+        return {"estimator": "own", "pairs": self.pairs_P2.tolist(), **asdict(found)}
+
+    def redundancy_by_new_w(self) -> dict[str, Any] | None:
+        """A w trained on the training features and read on the test features: the same estimator for every run."""
+        train, test = self.collect(self.source.train), self.collect(self.source.test)
+        if train is None or test is None or self.estimator is None or len(self.members) < 2:
+            return None
+        features, labels_N = Features(train.means_ND, train.scales_ND), self.source.train.labels_N
+        w = fit(self.estimator, features, labels_N, self.source.num_classes, seed=0)
+        found = estimate(w, Features(test.means_ND, test.scales_ND), self.source.test.labels_N, w.pairs_P2)
+        return {"estimator": "fresh", "pairs": list(combinations(self.members, 2)), **asdict(found)}
 
     def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:
         """Every score of METHOD section 4, in-distribution positive; those of w only where there is a w."""
@@ -126,7 +151,7 @@ class Assessor:
             "max_softmax": [confidence(x) for x in logits],
             "max_softmax_tempered": [confidence(x / temperature) for x in logits],
         }
-        if self.discriminator is not None and len(self.members) > 1:
+        if self.discriminator is not None and len(self.compared) > 1:
             shares = [self.independence(readings, x) for readings, x in zip((inside, outside), logits, strict=True)]
             scaled = [x * share[:, None] for x, share in zip(logits, shares, strict=True)]
             labels_N = self.source.test.labels_N
@@ -214,10 +239,10 @@ def show(result: dict[str, Any]) -> str:
 def accuracy_table(result: dict[str, Any]) -> str:
     header = ["test set", "accuracy %", "nll", "brier", "brier/K", "ece", "tace", "T"]
     names = ["accuracy", "nll", "brier", "brier_per_class", "ece", "tace", "temperature"]
-    rows = [
-        (f"member {number}", own)
-        for number, own in zip(result["member_ids"], result["members"]["per_member"], strict=True)
-    ]
+    members = result["members"]["per_member"]
+    rows = [(f"member {number}", own) for number, own in zip(result["member_ids"], members, strict=True)]
+    if "student" in result:
+        rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last
     rows += [("ensemble", result["ensemble"]), ("ensemble, tempered", result["ensemble_tempered"])]
     return table(header, [[label, *(scaled(name, own.get(name)) for name in names)] for label, own in rows])
 

@@ -38,8 +38,11 @@ MAY_CHANGE = (
     "data.root",
     "data.download",
     "data.num_threads",
+    "network.trusted",
 )
 PRECISIONS = ("fp32", "bf16", "fp16")
+# A network may be called torchvision/resnet18, a folder may not.
+OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), replace=True)
 
 
 @dataclass
@@ -82,6 +85,7 @@ class OodConfig:
 class CheckpointConfig:
     every_minutes: float | None
     every_steps: int | None
+    every_epochs: int | None
     keep: int
 
 
@@ -132,27 +136,35 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
             raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
     try:
         with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-            composed = compose(name, overrides=list(overrides))
+            # A user's own OOD sets are new keys, which Hydra adds only when forced.
+            composed = compose(name, overrides=[f"++{o}" if o.startswith("ood.sets") else o for o in overrides])
     except HydraException as error:
         raise ValueError(explain(error, name, overrides)) from error
     return typed(composed, schema)
 
 
 def load_config(path: Path) -> Config:
-    """The config.yaml of a run."""
+    """The config.yaml of a run, perhaps someone else's: nothing in it is evaluated, and its code is not trusted."""
     try:
         loaded = OmegaConf.load(path)
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is missing or damaged") from error
     if not isinstance(loaded, DictConfig):
         raise ValueError(f"{path} is not the config of a run")
+    for key, value in flat(OmegaConf.to_container(loaded)).items():
+        if "${" in str(value):
+            raise ValueError(f"{path}: {key} holds an interpolation, which a run's config never does")
     config = typed(loaded, Config)
+    config.network.trusted = False
     validate(config)
     return config
 
 
 def save_config(config: Config, path: Path) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Under its name only when it is whole."""
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    draft.rename(path)
 
 
 def typed(composed: DictConfig, schema: type[T]) -> T:
@@ -175,14 +187,21 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
         if group.is_dir():
             options = choices_of(group)
             if value not in options:
-                return f"{override}: there is no such {key}{nearest(value, options)}; write one of {', '.join(options)}"
+                listed = ", ".join(by_folder(options))
+                return f"{override}: there is no such {key}{nearest(value, options)}; write one of {listed}"
         elif f"'{key}'" in text:
             return f"{key}: there is no such key{nearest(key, known)}"
     return " ".join(text.split())
 
 
 def choices_of(group: Path) -> list[str]:
-    return sorted(path.stem for path in group.glob("*.yaml") if not path.stem.startswith("_"))
+    paths = (path for path in group.rglob("*.yaml") if not path.stem.startswith("_"))
+    return sorted(path.relative_to(group).with_suffix("").as_posix() for path in paths)
+
+
+def by_folder(options: Sequence[str]) -> list[str]:
+    """Options of a subfolder, of which there may be hundreds, as one."""
+    return list(dict.fromkeys(option.partition("/")[0] + "/..." * ("/" in option) for option in options))
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -221,7 +240,8 @@ def show_help(usage: str | None, name: str) -> None:
     """What the command does, and every key with its default."""
     with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
         defaults = OmegaConf.to_yaml(compose(name))
-    choices = [f"{group.name}={'|'.join(choices_of(group))}" for group in sorted(CONF.iterdir()) if group.is_dir()]
+    groups = [group for group in sorted(CONF.iterdir()) if group.is_dir()]
+    choices = [f"{group.name}={'|'.join(by_folder(choices_of(group)))}" for group in groups]
     listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
     print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
     print(defaults)
@@ -249,6 +269,7 @@ def validate(config: Config) -> None:
         "checkpoint.keep": config.checkpoint.keep,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
         "checkpoint.every_steps": config.checkpoint.every_steps,
+        "checkpoint.every_epochs": config.checkpoint.every_epochs,
         "max_steps": config.max_steps,
         "redundancy.max_pairs": redundancy.max_pairs,
     }

@@ -1,10 +1,12 @@
 """Measure an ensemble: accuracy, calibration, uncertainty, diversity, redundancy, OOD detection.
 
-python -m dicedist.evaluate run=runs/NAME                          a run, finished or stopped
-python -m dicedist.evaluate run=runs/NAME members=[0,2]            some of its members
-python -m dicedist.evaluate run=runs/NAME average=probabilities folds=5
-python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N]
-torchrun --nproc_per_node=4 -m dicedist.evaluate run=runs/NAME     members dealt over ranks
+Examples:
+    python -m dicedist.evaluate run=runs/NAME                          a run, finished or stopped
+    python -m dicedist.evaluate run=runs/NAME members=[0,2]            some of its members
+    python -m dicedist.evaluate run=runs/NAME average=probabilities folds=5
+    python -m dicedist.evaluate run=runs/NAME estimator=fresh          redundancy by a new estimator, to compare runs
+    python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N]
+    torchrun --nproc_per_node=4 -m dicedist.evaluate run=runs/NAME     members dealt over ranks
 """
 
 import json
@@ -45,6 +47,7 @@ class Request:
     members: list[int] | None
     average: str
     folds: int
+    estimator: str  # own | fresh
     output: str | None
     ood: OodConfig
     data: DataRoot
@@ -59,6 +62,8 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError("write run=runs/NAME, or logits=FILE.npz")
     if request.average not in ("logits", "probabilities"):
         raise ValueError(f"average={request.average}: write logits or probabilities")
+    if request.estimator not in ("own", "fresh"):
+        raise ValueError(f"estimator={request.estimator}: write own or fresh")
     if request.logits is not None:
         evaluate_logits(Path(request.logits), request)
     else:
@@ -83,10 +88,12 @@ def evaluate_run(directory: Path, request: Request) -> None:
         dims = [feature_dims(config, size)[member] for member in members]
         exchange = build_exchange(placement, world, method, dims, source.num_classes)
         w = load_discriminator(config, method, size, source.num_classes, found) if world.rank == 0 else None
-        assessor = Assessor(hosted, members, exchange, source, w, dims)
+        assessor = Assessor(hosted, members, exchange, source, w, dims, method.student(size))
         settings = EvaluateConfig(request.average, request.folds, every_epochs=1)
         ood = OodConfig({**config.ood.sets, **request.ood.sets})
         output = Path(request.output) if request.output else directory
+        if request.estimator == "fresh":
+            assessor.estimator = config.redundancy
         assessor.assess(settings, ood, config.data.root, output, print)
 
 
@@ -114,7 +121,7 @@ def load_discriminator(
     if method.redundancy is None:
         return None
     w = build_discriminator(config, method, size, num_classes)
-    checkpoint.load_weights(w, checkpoint.load_part(found, "discriminator"), "discriminator")
+    checkpoint.load_weights(w, checkpoint.load_part(found, "discriminator", w))
     return w
 
 

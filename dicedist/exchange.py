@@ -6,27 +6,26 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
-Methods on predictions send logits to every rank that hosts members instead; independent ones send nothing. A message
-goes from one rank straight to another (grouped send and receive, which NCCL and gloo both have): a member never
-receives what it does not need.
+Methods on predictions send logits (and a gate, queries, keys) to the ranks that host their listeners instead, in the
+same gather; independent ones send nothing. A message goes from one rank straight to another (grouped send and receive,
+which NCCL and gloo both have): a rank never receives what it does not need.
 
 Legend: M members, B inputs, D features, K classes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dicedist.objectives import Method
+from dicedist.objectives import Fields, Method
 from dicedist.placement import Placement
 from dicedist.world import World
 
-CHECKSUM_FLOATS = 2  # an int64 in a message of float32
-Fields = dict[str, Tensor]
+FEATURES = ("mean", "scale")  # the fields that w reads
 
 
 @dataclass
@@ -36,9 +35,10 @@ class Gathered:
     fields: dict[int, Fields]
     out_of_step_M: Tensor
 
-    def stacked(self, name: str, width: int) -> Tensor:
-        """[M, B, width], members with fewer features filled up with zeros."""
-        rows = [self.fields[member][name] for member in sorted(self.fields)]
+    def stacked(self, name: str, members: Sequence[int]) -> Tensor:
+        """[members, B, the largest width], those with fewer features filled up with zeros."""
+        rows = [self.fields[member][name] for member in members]
+        width = max(row.shape[-1] for row in rows)
         return torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[-1])) for row in rows])
 
 
@@ -50,52 +50,47 @@ class Exchange:
     rank: int
     device: torch.device
     widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
-    to_discriminator: tuple[str, ...]  # fields
-    to_members: tuple[str, ...]
+    routes: Mapping[tuple[int, int], tuple[str, ...]]  # (rank, member that lives elsewhere) -> fields that it receives
+    compared: Sequence[int]  # the members whose features w reads
     member_group: dist.ProcessGroup | None = None
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
-    def wanted_by(self, rank: int) -> tuple[str, ...]:
-        """The fields of every member that this rank must see."""
-        peers = self.to_members if rank in self.placement.member_ranks else ()
-        return peers + (self.to_discriminator if rank == self.placement.discriminator else ())
-
     def gather(self, own: Mapping[int, Fields], batch: int, mark: Tensor) -> Gathered:
-        """Hosts of members call with their members' fields; ranks that want fields receive them of every member.
+        """Hosts of members call with their members' fields; each rank receives those of its routes.
 
         mark: the batch's checksum, int64 [1], which every rank computes for itself and compares with the senders'.
         """
         self.finish_sending()
         sends, receives = [], {}
-        for receiver in range(self.placement.world_size):
-            wanted = self.wanted_by(receiver)
-            for member, host in enumerate(self.placement.host_of):
-                if host == receiver or not wanted:
-                    continue
-                if host == self.rank:
-                    sends.append((receiver, pack([own[member][name] for name in wanted], mark)))
-                elif receiver == self.rank:
-                    size = batch * sum(self.widths[name][member] for name in wanted) + CHECKSUM_FLOATS
-                    receives[member] = torch.empty(size, device=self.device)
+        packed: dict[tuple[int, tuple[str, ...]], Tensor] = {}
+        for (receiver, member), names in self.routes.items():
+            if member in own:
+                if (member, names) not in packed:
+                    packed[member, names] = pack([own[member][name] for name in names], mark)
+                sends.append((receiver, packed[member, names]))
+            elif receiver == self.rank:
+                receives[member] = torch.empty(
+                    checksum_floats() + self.floats(member, names, batch), device=self.device
+                )
         self.transfer(sends, [(self.placement.host_of[member], message) for member, message in receives.items()])
         gathered = {member: {name: value.detach() for name, value in fields.items()} for member, fields in own.items()}
         out_of_step_M = torch.zeros(self.placement.num_members, dtype=torch.int64, device=self.device)
-        wanted = self.wanted_by(self.rank)
         for member, message in receives.items():
-            gathered[member] = self.unpack(message, member, wanted, batch)
-            out_of_step_M[member] = (message[-CHECKSUM_FLOATS:].view(torch.int64) != mark)[0]
+            gathered[member] = self.unpack(message, member, self.routes[self.rank, member], batch)
+            out_of_step_M[member] = (message[: checksum_floats()].view(torch.int64) != mark)[0]
         return Gathered(gathered, out_of_step_M)
 
     def scatter(self, gradients_MBD: Tensor | None, batch: int) -> dict[int, Tensor]:
-        """The rank of w calls with every member's gradient; each host receives its own members' [B, D]."""
+        """The rank of w calls with a gradient for each compared member; hosts receive their own members' [B, D]."""
         source = self.placement.discriminator
         if source is None:
             return {}
         widths, own, sends, receives = self.widths["mean"], {}, [], []
-        for member, host in enumerate(self.placement.host_of):
+        for place, member in enumerate(self.compared):
+            host = self.placement.host_of[member]
             if source == self.rank:
                 assert gradients_MBD is not None
-                gradient = gradients_MBD[member, :, : widths[member]].contiguous()
+                gradient = gradients_MBD[place, :, : widths[member]].contiguous()
                 if host == self.rank:
                     own[member] = gradient
                 else:
@@ -127,28 +122,42 @@ class Exchange:
             work.wait()
         self.sending.clear()
 
+    def floats(self, member: int, names: Sequence[str], batch: int) -> int:
+        return batch * sum(self.widths[name][member] for name in names)
+
     def unpack(self, message: Tensor, member: int, names: Sequence[str], batch: int) -> Fields:
         widths = [self.widths[name][member] for name in names]
-        values = message[:-CHECKSUM_FLOATS].split([batch * width for width in widths])
+        values = message[checksum_floats() :].split([batch * width for width in widths])
         return {name: value.view(batch, -1) for name, value in zip(names, values, strict=True)}
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Every host of members calls; each gets the sum over hosts (what members share is trained by all of them)."""
         if self.member_group is None or not parameters:
             return
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self.member_group)
-        for parameter, summed in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = summed.view_as(parameter)
+        summed = flat.split([gradient.numel() for gradient in gradients])
+        for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
+            # Into the old tensor: a fused optimiser wants it in the memory order of the weights (channels_last).
+            parameter.grad = gradient.copy_(total.view_as(gradient))
 
     def any_rank(self, flag: int) -> int:
         """All ranks call; each gets the largest flag."""
+        return self.any_rank_later(flag)()
+
+    def any_rank_later(self, flag: int) -> Callable[[], int]:
+        """All ranks call, and none waits: each gets a function that waits for the largest flag."""
         if self.placement.world_size == 1:
-            return flag
+            return lambda: flag
         largest = torch.tensor([flag])
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return int(largest)
+        work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
+
+        def wait() -> int:
+            work.wait()
+            return int(largest)
+
+        return wait
 
     def report(self, record: dict) -> list[dict]:
         """All ranks call with a record; the reporting rank 0 receives all of them, the others none."""
@@ -180,39 +189,73 @@ class Exchange:
         """All ranks call; none goes on before the last has come."""
         self.any_rank(0)
 
-    def bytes_per_step(self, batch: int) -> dict[str, int]:
-        """What one step sends: features to w, gradients back, predictions among members, and the checksums."""
-        floats = {name: 4 * batch * sum(widths) for name, widths in self.widths.items()}
-        num_members = self.placement.num_members
-        sent = {}
-        if self.placement.discriminator is not None:
-            sent["features"] = sum(floats[name] for name in self.to_discriminator)
-            sent["gradients"] = floats["mean"]
-            sent["checksums"] = 4 * CHECKSUM_FLOATS * num_members
-        if self.to_members:
-            sent["predictions"] = sum(floats[name] for name in self.to_members) * (len(self.placement.member_ranks) - 1)
-        return sent
+    def bytes_per_step(self, batch: int, num_common: int = 0) -> dict[str, int]:
+        """What all ranks together send in one step.
+
+        num_common: parameters that the hosts of members sum the gradients of, counted as a ring moves them.
+        """
+        source, hosts = self.placement.discriminator, self.placement.member_ranks
+        away = [member for member in self.compared if source is not None and self.placement.host_of[member] != source]
+        features, predictions = (
+            sum(
+                self.floats(member, [name for name in names if (name in FEATURES) == of_w], batch)
+                for (_, member), names in self.routes.items()
+            )
+            for of_w in (True, False)
+        )
+        floats = {
+            "features": features,
+            "gradients": sum(self.floats(member, ["mean"], batch) for member in away),
+            "predictions": predictions,
+            "checksums": checksum_floats() * len(self.routes),
+            "shared gradients": 2 * (len(hosts) - 1) * num_common,
+        }
+        return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count}
 
 
 def pack(values: Sequence[Tensor], mark: Tensor) -> Tensor:
-    """One flat float32 message, its last two floats the bits of the checksum."""
-    return torch.cat([value.detach().float().flatten() for value in values] + [mark.view(torch.float32)])
+    """One flat message of torch's default float, which begins with the bits of the checksum."""
+    dtype = torch.get_default_dtype()
+    return torch.cat([mark.view(dtype)] + [value.detach().to(dtype).flatten() for value in values])
+
+
+def checksum_floats() -> int:
+    """The int64 of a checksum, counted in floats of a message."""
+    return torch.int64.itemsize // torch.get_default_dtype().itemsize
 
 
 def build_exchange(
-    placement: Placement, world: World, method: Method, feature_dims: Sequence[int], num_classes: int
+    placement: Placement,
+    world: World,
+    method: Method,
+    feature_dims: Sequence[int],
+    num_classes: int,
+    scales: bool = True,
 ) -> Exchange:
-    """All ranks call: the group of the ranks that host members is made here."""
-    hosts = placement.member_ranks
+    """All ranks call: the group of the ranks that host members is made here. scales: w samples with the predicted."""
+    of_w = FEATURES if scales and method.prior_rows(num_classes) else ("mean",)
     return Exchange(
         placement,
         world.rank,
         world.device,
-        {"mean": feature_dims, "scale": feature_dims, "logits": [num_classes] * placement.num_members},
-        ("mean", "scale") if method.prior_rows(num_classes) else ("mean",),
-        method.sends,
-        member_group(hosts),
+        method.widths(feature_dims, num_classes),
+        routes(placement, method, of_w),
+        method.compared(placement.num_members),
+        member_group(placement.member_ranks),
     )
+
+
+def routes(placement: Placement, method: Method, of_w: tuple[str, ...]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Which rank receives what of which member: what w reads, and what the members hosted there must hear."""
+    num_members, found = placement.num_members, {}
+    for rank in range(placement.world_size):
+        for member, host in enumerate(placement.host_of):
+            reads = rank == placement.discriminator and member in method.compared(num_members)
+            heard = [method.hears(listener, member, num_members) for listener in placement.members_on(rank)]
+            names = dict.fromkeys(name for fields in [of_w if reads else (), *heard] for name in fields)
+            if names and rank != host:
+                found[rank, member] = tuple(names)
+    return found
 
 
 def member_group(hosts: Sequence[int]) -> dist.ProcessGroup | None:

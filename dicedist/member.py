@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.networks import Network
+
 
 @dataclass
 class Encoding:
@@ -18,11 +20,7 @@ class Encoding:
     scale_BD: Tensor | None
     z_BD: Tensor
     logits_BK: Tensor
-
-    def field(self, name: str) -> Tensor:
-        value = {"mean": self.mean_BD, "scale": self.scale_BD, "logits": self.logits_BK}[name]
-        assert value is not None, name
-        return value
+    trunk_BCHW: Tensor | None = None  # what the features were read from, where the network has a split point
 
 
 class Bottleneck(nn.Module):
@@ -43,12 +41,11 @@ class Bottleneck(nn.Module):
 class Member(nn.Module):
     """In a net the encoder reads images; in a branch it reads what the shared trunk made of them."""
 
-    def __init__(self, encoder: nn.Module, feature_dim: int, num_classes: int, prior_rows: int):
+    def __init__(self, encoder: Network, num_classes: int, prior_rows: int):
         super().__init__()
-        self.feature_dim = feature_dim
         self.encoder = encoder
-        self.classifier = nn.Linear(feature_dim, num_classes)
-        self.bottleneck = Bottleneck(feature_dim, prior_rows) if prior_rows else None
+        self.classifier = nn.Linear(encoder.feature_dim, num_classes)
+        self.bottleneck = Bottleneck(encoder.feature_dim, prior_rows) if prior_rows else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits from the mean: inference."""
@@ -56,12 +53,13 @@ class Member(nn.Module):
 
     def encode(self, inputs: Tensor, noise: torch.Generator) -> Encoding:
         """Features and logits from one sample of z, by the reparameterisation trick."""
-        mean_BD = full(self.encoder(inputs))
-        if self.bottleneck is None:
-            return Encoding(mean_BD, None, mean_BD, full(self.classifier(mean_BD)))
-        scale_BD = full(self.bottleneck(mean_BD))
-        z_BD = mean_BD + scale_BD * torch.randn(mean_BD.shape, generator=noise, device=mean_BD.device)
-        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)))
+        mean_BD, trunk_BCHW = self.encoder.read(inputs)
+        mean_BD = full(mean_BD)
+        scale_BD, z_BD = None, mean_BD
+        if self.bottleneck is not None:
+            scale_BD = full(self.bottleneck(mean_BD))
+            z_BD = mean_BD + scale_BD * torch.randn(mean_BD.shape, generator=noise, device=mean_BD.device)
+        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW)
 
 
 def full(values: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Partners:
         return self.ranks_BN[:, -1] > 0
 
     def draw(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Rows [X, B] into the batch followed by the memory, uniform over the candidates; without meaning where there is none."""
+        """Rows [X, B] into the batch, then the memory, uniform over candidates; meaningless where there is none."""
         batch = len(self.ranks_BN)
         chance_BX = torch.rand(batch, num_draws, generator=generator, device=generator.device)
         count_B1 = self.ranks_BN[:, -1:]

@@ -10,7 +10,7 @@ own it learns while the members run backward and the next forward.
 Legend: M members, B inputs, D features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from dicedist.data.pipeline import Batch
 from dicedist.discriminator import Features
 from dicedist.exchange import Exchange, Gathered
 from dicedist.member import Encoding
-from dicedist.objectives import Method, View
-from dicedist.parts import Hosted
+from dicedist.objectives import Fields, Method, View
+from dicedist.parts import Hosted, Part
 from dicedist.randomness import generator
 from dicedist.schedules import Moment
 
@@ -40,6 +40,7 @@ class Step:
     ):
         self.method, self.hosted, self.exchange = method, hosted, exchange
         self.seed, self.steps_per_epoch = config.seed, steps_per_epoch
+        self.num_members = exchange.placement.num_members
         self.schedules = config.schedule()
         self.device = exchange.device
         self.precision = AUTOCAST[config.precision]
@@ -49,11 +50,13 @@ class Step:
         now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)
         size = len(batch.labels_B)
         encodings = self.encode(batch)
-        gathered = self.exchange.gather(self.fields(encodings), size, self.mark(batch))
+        fields = self.fields(encodings)
+        gathered = self.exchange.gather(fields, size, self.mark(batch))
         features = self.features(gathered)
         gradients_MBD, values = self.redundancy_gradients(features, batch, now)
         mine = self.exchange.scatter(gradients_MBD, size)
-        values |= self.descend(encodings, gathered, mine, batch.labels_B, now)
+        views = self.views(encodings, fields, gathered, batch.labels_B)
+        values |= self.descend(views, mine, now)
         values |= self.learn(features, batch, now)
         for member, late in enumerate(gathered.out_of_step_M):
             values[f"out_of_step/member_{member}"] = late
@@ -63,15 +66,22 @@ class Step:
         """Each member hosted here sees the batch, through the trunk where there is one (run once for all of them)."""
         encodings = {}
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            inputs = batch.views if self.hosted.trunk is None else [self.hosted.trunk.module(v) for v in batch.views]
+            inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
             for nth, member in enumerate(self.hosted.members):
                 noise = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
                 encodings[member] = self.hosted.member(member).encode(inputs[min(nth, len(inputs) - 1)], noise)
         return encodings
 
-    def fields(self, encodings: Mapping[int, Encoding]) -> dict[int, dict[str, Tensor]]:
-        names = {*self.exchange.to_discriminator, *self.exchange.to_members}
-        return {member: {name: own.field(name) for name in names} for member, own in encodings.items()}
+    def through_trunk(self, trunk: Part, views: Sequence[Tensor]) -> list[Tensor]:
+        shared = [trunk.module(view) for view in views]
+        if self.method.averages_trunk:
+            for output in shared:
+                output.register_hook(lambda gradient: gradient / self.num_members)
+        return shared
+
+    def fields(self, encodings: Mapping[int, Encoding]) -> dict[int, Fields]:
+        shared = self.hosted.shared_modules
+        return {member: self.method.fields(member, self.num_members, own, shared) for member, own in encodings.items()}
 
     def mark(self, batch: Batch) -> Tensor:
         checksum = torch.tensor([batch.checksum])
@@ -80,10 +90,10 @@ class Step:
     def features(self, gathered: Gathered) -> Features | None:
         if self.hosted.w is None:
             return None
-        width = max(self.exchange.widths["mean"])
-        means_MBD = gathered.stacked("mean", width)
-        sent = "scale" in self.exchange.to_discriminator
-        return Features(means_MBD, gathered.stacked("scale", width) if sent else torch.ones_like(means_MBD))
+        compared = self.exchange.compared
+        means_MBD = gathered.stacked("mean", compared)
+        sent = all("scale" in gathered.fields[member] for member in compared)
+        return Features(means_MBD, gathered.stacked("scale", compared) if sent else torch.ones_like(means_MBD))
 
     def redundancy_gradients(
         self, features: Features | None, batch: Batch, now: Moment
@@ -99,45 +109,42 @@ class Step:
         where = (batch.epoch, batch.step_in_epoch)
         return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
 
-    def descend(
+    def views(
         self,
         encodings: Mapping[int, Encoding],
+        fields: Mapping[int, Fields],
         gathered: Gathered,
-        redundancy_gradients: Mapping[int, Tensor],
         labels_B: Tensor,
-        now: Moment,
-    ) -> Values:
+    ) -> list[View]:
+        everyone, size = gathered.fields, self.num_members
+        return [
+            View(member, size, self.hosted.member(member), own, labels_B, everyone | {member: fields[member]})
+            for member, own in encodings.items()
+        ]
+
+    def descend(self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], now: Moment) -> Values:
         """Backward from every member's (loss, mean) with (1, redundancy gradient), then a step of everything hosted."""
         values: Values = {}
         heads: list[Tensor] = []
         seeds: list[Tensor | None] = []
-        for member, own in encodings.items():
-            view = View(member, self.hosted.member(member), own, labels_B, self.peers(member, own, gathered))
-            with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-                losses = self.method.losses(view, now)
+        for view in views:
+            losses = self.method.losses(view, now)
             loss = torch.stack(list(losses.values())).sum()
             heads.append(self.scaler.scale(loss))
             seeds.append(None)
-            if member in redundancy_gradients:
-                heads.append(own.mean_BD)
-                seeds.append(self.scaler.scale(redundancy_gradients[member]))
-            named = {"loss": loss, **losses, "accuracy": (own.logits_BK.argmax(1) == labels_B).float().mean()}
-            values |= {f"member_{member}/{name}": value.detach() for name, value in named.items()}
+            if view.index in redundancy_gradients:
+                heads.append(view.own.mean_BD)
+                seeds.append(self.scaler.scale(redundancy_gradients[view.index]))
+            right_B = view.own.logits_BK.argmax(1) == view.labels_B
+            named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
+            values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}
         if heads:
             torch.autograd.backward(heads, seeds)
             self.update(now)
         return values
 
-    def peers(self, member: int, own: Encoding, gathered: Gathered) -> dict[str, list[Tensor]]:
-        everyone = range(self.exchange.placement.num_members)
-        return {
-            name: [own.field(name) if peer == member else gathered.fields[peer][name] for peer in everyone]
-            for name in self.method.sends
-        }
-
     def update(self, now: Moment) -> None:
-        if self.hosted.trunk is not None:
-            self.exchange.sum_gradients(list(self.hosted.trunk.module.parameters()))
+        self.exchange.sum_gradients(self.hosted.common_parameters)
         for part in self.hosted.learners:
             for group in part.optimizer.param_groups:
                 group["lr"] = now.learning_rate

@@ -1,15 +1,19 @@
 """What a run leaves behind and shows: metrics.jsonl and progress. Ranks that do not report hold a silent tracker."""
 
+import contextlib
+import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
+
+RECORDS = "metrics.jsonl"
 
 
 class Ledger:
@@ -26,14 +30,13 @@ class Ledger:
             self.steps.append(step)
             self.rows.append(torch.stack([value.float() for value in values.values()]))
 
-    def drain(self) -> tuple[dict[str, float], str | None]:
-        """Means over the steps since the last call, and what went wrong first, if anything did."""
+    def drain(self) -> tuple[dict[str, list[float]], str | None]:
+        """The values of each step since the last call, by name, and what went wrong first, if anything did."""
         rows = torch.stack(self.rows).tolist() if self.rows else []
         fault = self.first_fault(rows)
-        columns = zip(*rows, strict=True)
-        means = {name: math.fsum(column) / len(rows) for name, column in zip(self.names, columns, strict=bool(rows))}
+        columns = dict(zip(self.names, zip(*rows, strict=True), strict=bool(rows)))
         self.steps, self.rows = [], []
-        return {name: value for name, value in means.items() if not name.startswith("out_of_step/")}, fault
+        return {name: [*values] for name, values in columns.items() if not name.startswith("out_of_step/")}, fault
 
     def first_fault(self, rows: list[list[float]]) -> str | None:
         for step, row in zip(self.steps, rows, strict=True):
@@ -50,56 +53,110 @@ class Ledger:
 
 
 class Tracker:
-    """The records of a run, on the reporting rank."""
+    """The records of a run, on the reporting rank.
 
-    def __init__(self, run: Path, total_steps: int, first_step: int):
-        self.path = run / "metrics.jsonl"
-        keep_until(self.path, first_step)
-        self.file = self.path.open("a")
+    kept: what a checkpoint remembers of them. Lines written after it go, as those steps are run again, and the values
+    of an interval that it cut are still part of that interval's means.
+    """
+
+    def __init__(self, run: Path, total_steps: int, first_step: int, kept: Mapping[str, Any] | None):
+        kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
+        self.path = run / RECORDS
+        self.pending: dict[str, list[float]] = kept["pending"]
+        self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
+        self.size = size_of(self.path, self.lines)
         self.progress = Progress(total_steps, first_step)
 
+    def kept(self) -> dict[str, Any]:
+        return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
+
+    def add(self, values: Mapping[str, Sequence[float]]) -> None:
+        """Of some steps, for the next summary."""
+        for name, column in values.items():
+            self.pending[name] = [*self.pending.get(name, []), *column]
+
+    def summarise(self, step: int, epoch: float) -> None:
+        """The means over the steps since the last summary."""
+        if not self.pending:
+            return
+        means = {f"train/{name}": math.fsum(column) / len(column) for name, column in self.pending.items()}
+        losses = [value for name, value in means.items() if name.endswith("/loss") and "/member_" in name]
+        self.log(step, epoch, {**means, "train/members/loss": math.fsum(losses) / len(losses)})
+        self.pending = {}
+
     def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        self.file.write(json.dumps({"step": step, "epoch": round(epoch, 4), **metrics}) + "\n")
-        self.file.flush()
+        self.unwritten.append(json.dumps({"step": step, "epoch": round(epoch, 4), **metrics}) + "\n")
+        self.write()
         self.progress.show(step, epoch, metrics)
+
+    def write(self) -> None:
+        """On a full disk records wait in memory for the next time."""
+        text = "".join(self.unwritten).encode()
+        try:
+            with self.path.open("r+b") as file:
+                file.truncate(self.size)  # what follows is of steps that were run again, or half a line
+                file.seek(self.size)
+                file.write(text)
+        except OSError as error:
+            if len(self.unwritten) == 1:
+                self.warn(f"{self.path} cannot be written, records are kept in memory: {error}")
+            return
+        self.size, self.lines, self.unwritten = self.size + len(text), self.lines + len(self.unwritten), []
 
     def say(self, text: str) -> None:
         self.progress.clear()
-        print(text, flush=True)
+        put(sys.stdout, f"{text}\n")
+
+    def warn(self, text: str) -> None:
+        self.progress.clear()
+        warn(text)
 
     def close(self) -> None:
         self.progress.clear()
-        self.file.close()
 
 
 class SilentTracker(Tracker):
     def __init__(self) -> None:
         pass
 
+    def kept(self) -> dict[str, Any]:
+        return {}
+
+    def add(self, values: Mapping[str, Sequence[float]]) -> None:
+        pass
+
+    def summarise(self, step: int, epoch: float) -> None:
+        pass
+
     def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
         pass
 
     def say(self, text: str) -> None:
         pass
 
+    def warn(self, text: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-def keep_until(path: Path, step: int) -> None:
-    """Drop records behind the checkpoint that a run continues from: those steps are run again."""
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                lines.append(line + "\n")
-        except ValueError:
-            break  # a line cut off by a crash
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(lines))
-    partial.rename(path)
+def warn(text: str) -> None:
+    put(sys.stderr, f"dicedist: warning: {text}\n")
+
+
+def put(stream: TextIO, text: str) -> None:
+    """To a terminal or a log that may be on a full disk, or no longer read: no reason to lose a run."""
+    with contextlib.suppress(OSError):
+        stream.write(text)
+        stream.flush()
+
+
+def size_of(path: Path, lines: int) -> int:
+    """Bytes of the first lines of a file, which is made if need be."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        return sum(map(len, itertools.islice(file, lines)))
 
 
 class Progress:
@@ -134,13 +191,11 @@ class Progress:
         bar = "█" * filled + "░" * (self.WIDTH - filled) if self.terminal else ""
         left = duration(pace * (self.total - step))
         text = f"{bar} step {step}/{self.total}  epoch {epoch:.2f}  {left} left  {figures}".strip()
-        self.stream.write(f"\r\x1b[2K{text}" if self.terminal else text + "\n")
-        self.stream.flush()
+        put(self.stream, f"\r\x1b[2K{text}" if self.terminal else f"{text}\n")
 
     def clear(self) -> None:
         if self.terminal:
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+            put(self.stream, "\r\x1b[2K")
 
 
 def duration(seconds: float) -> str:

@@ -1,19 +1,30 @@
-"""The group of ranks: joining it, leaving it, and telling an error once, in one line."""
+"""The group of ranks: joining it, leaving it, and telling an error once, in one line.
+
+Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
+not mend, 75 stopped on request (the same command continues).
+"""
 
 import contextlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-EXIT_USER, EXIT_FAULT = 2, 1
+from dicedist import signals
+from dicedist.watch import Watch
+
+EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
+LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
 _store: "dist.Store | None" = None  # where ranks agree on who tells an error; None outside a group
+_watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -53,19 +64,22 @@ def pick_device() -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(timeout: float) -> Iterator[World]:
-    """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo."""
-    global _store
+def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
+    """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo.
+
+    parts: what each rank hosts, for messages.
+    """
+    global _store, _watch
     device, size = pick_device(), world_size()
     if size == 1:
         yield World(0, 1, device)
         return
+    stay_on_loopback()
     limit = timedelta(seconds=timeout)
-    under_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    server = dist.TCPStore(address, port, size, this_rank() == 0 and not under_agent, limit)
-    # A restarted attempt must not read the addresses that the ranks of the last one left in the agent's store.
-    _store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    _store = connect(limit)
+    names = [f"rank {rank} ({part})" for rank, part in enumerate(parts)] or [f"rank {rank}" for rank in range(size)]
+    # With a connection of its own: the main thread may hold the other one while it waits for a key.
+    _watch = Watch(_store.clone(), this_rank(), names, timeout, end)
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -77,7 +91,28 @@ def joined(timeout: float) -> Iterator[World]:
     )
     yield World(this_rank(), size, device)
     dist.destroy_process_group()
-    _store = None
+    _watch.leave()
+    _store = _watch = None
+
+
+def under_agent() -> bool:
+    """Whether torchrun's agent keeps the store, which then outlives every rank."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def connect(limit: timedelta) -> dist.Store:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = dist.TCPStore(address, port, world_size(), this_rank() == 0 and not under_agent(), limit)
+    # A restarted attempt must not read what the ranks of the last one left in the agent's store.
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+
+
+def stay_on_loopback() -> None:
+    """A group on one node listens to no other: gloo and NCCL would take the interface of the host's name."""
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback else ():
+            os.environ.setdefault(variable, str(loopback))
 
 
 class EndedElsewhere(Exception):
@@ -85,44 +120,68 @@ class EndedElsewhere(Exception):
 
 
 def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run an entry point: an error is one line from one rank and an exit code; DICEDIST_DEBUG=1 adds its traceback."""
+    """Run an entry point: an error is one line from one rank and an exit code; DICEDIST_DEBUG=1 adds tracebacks."""
+    signals.listen()
     try:
         run(sys.argv[1:])
-    except EndedElsewhere:
-        leave(EXIT_USER)
-    except KeyboardInterrupt:
-        tell("interrupted")
-        leave(130)
-    except (ValueError, OSError) as error:
-        tell(one_line(error))
-        leave(EXIT_USER)
-    except Exception as error:
-        tell(f"{type(error).__name__}: {one_line(error)} (DICEDIST_DEBUG=1 shows where)")
-        leave(EXIT_FAULT)
+    except (Exception, signals.Stopped) as error:
+        with signals.deferred():
+            end(*explained(error))
     leave(0)
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """What to say, and the exit code."""
+    if isinstance(error, EndedElsewhere):
+        return "", EXIT_USER
+    if isinstance(error, ValueError | OSError):
+        return one_line(error), EXIT_USER
+    if isinstance(error, signals.Stopped):
+        # If not all ranks agreed on it, it may be a launcher that ends what the loss of a rank has left.
+        gone = _watch.gone() if _watch and not error.args else None
+        return (gone, EXIT_FAULT) if gone else (str(error) or "stopped on request", EXIT_STOPPED)
+    frames = traceback.extract_tb(error.__traceback__)
+    between_ranks = any(Path(frame.filename).stem in ("exchange", "distributed_c10d") for frame in frames)
+    if _watch and between_ranks and (blamed := _watch.blame()):
+        return blamed, EXIT_FAULT
+    name = f"{_watch.names[this_rank()]}: " if _watch else ""
+    return f"{name}{type(error).__name__}: {one_line(error)} (DICEDIST_DEBUG=1 shows where)", EXIT_FAULT
 
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def tell(message: str) -> None:
-    """The first rank to come here speaks; what follows from its failure on other ranks stays unsaid."""
+def end(message: str, code: int) -> NoReturn:
+    """Tell why, unless another rank has: what follows from its failure stays unsaid."""
     if os.environ.get("DICEDIST_DEBUG") == "1":
-        raise
-    if _store is None:
-        first = os.environ.get("LOCAL_RANK", "0") == "0"
-    else:
-        try:
-            first = _store.add("told", 1) == 1
-        except RuntimeError:  # the store went with the rank or agent that kept it
-            first = this_rank() == 0
-    if first:
+        traceback.print_exc()
+    if message and is_first_to_end(code):
         print(f"dicedist: {message}", file=sys.stderr, flush=True)
+    leave(code)
+
+
+def is_first_to_end(code: int) -> bool:
+    """If so, the watches of the other ranks end them with the same code."""
+    try:
+        store = _store or (connect(timedelta(seconds=5)) if under_agent() else None)
+        if store is None:
+            return os.environ.get("LOCAL_RANK", "0") == "0"
+        first = store.add("told", 1) == 1
+        if first:
+            store.set("ended", str(code))
+        return first
+    except RuntimeError:  # the store went with whoever kept it
+        return this_rank() == 0
 
 
 def leave(code: int) -> NoReturn:
     """End without the interpreter's clean-up: threads of a broken group could hold it up."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if LAUNCHER in os.environ:
+        (Path(os.environ[LAUNCHER]) / os.environ["LOCAL_RANK"]).write_text(str(code))
+        if code in (EXIT_USER, EXIT_STOPPED):
+            code = 0  # to torchrun's agent everything else is a fault, to be restarted
     os._exit(code)

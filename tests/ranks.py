@@ -1,48 +1,22 @@
-"""Ranks for tests: a function run by every rank of a group, as processes on gloo."""
-
-import os
-import socket
-import traceback
-from datetime import timedelta
+"""Ranks for tests: a function run by every rank of one group, as forked processes on gloo."""
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from dicedist.benchmarks import processes
+from dicedist.world import joined
 
 
 def run_ranks(world_size, function, *arguments):
-    """[function(rank, *arguments) for each rank], in one group of processes; a single rank runs in this one."""
+    """[function(rank, *arguments) for each rank], in one group; a single rank runs in this process."""
     if world_size == 1:
         return [function(0, *arguments)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("fork")
-    results = context.SimpleQueue()
-    ranks = [
-        context.Process(target=work, args=(rank, world_size, port, function, arguments, results))
-        for rank in range(world_size)
-    ]
-    for rank in ranks:
-        rank.start()
-    gathered = dict(results.get() for _ in ranks)
-    for rank in ranks:
-        rank.join()
-    failed = {rank: result for rank, (ok, result) in gathered.items() if not ok}
-    assert not failed, "\n".join(f"rank {rank}: {text}" for rank, text in failed.items())
-    return [gathered[rank][1] for rank in range(world_size)]
+    return processes.run_ranks(world_size, on_rank, function, arguments)
 
 
-def work(rank, world_size, port, function, arguments, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def on_rank(rank, function, arguments):
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-        results.put((rank, (True, detached(function(rank, *arguments)))))
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        results.put((rank, (False, traceback.format_exc())))
+    with joined(timeout=60):
+        return detached(function(rank, *arguments))
 
 
 def detached(value):

@@ -1,9 +1,10 @@
 """Whether w learns while members compute: the real schedule and messages, with waiting in place of compute.
 
-A device that computes leaves the host free, and so does a rank that sleeps: the step's schedule is measured without a GPU.
+A device that computes leaves the host free, and so does a rank that sleeps: no GPU is needed to measure the schedule.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,9 @@ from dicedist.benchmarks.processes import run_ranks
 from dicedist.config import Config
 from dicedist.data.pipeline import Batch
 from dicedist.discriminator import Features
-from dicedist.exchange import Gathered, build_exchange
+from dicedist.exchange import build_exchange
 from dicedist.member import Encoding
-from dicedist.objectives import Method
+from dicedist.objectives import Method, View
 from dicedist.parts import build_hosted, feature_dims
 from dicedist.placement import place
 from dicedist.schedules import Moment
@@ -53,8 +54,8 @@ class EmulatedStep(Step):
         time.sleep(self.durations.gradient)
         return torch.zeros_like(features.means_MBD), {}
 
-    def descend(self, encodings: Any, gathered: Gathered, *_: Any) -> Values:
-        time.sleep(self.durations.backward * len(encodings))
+    def descend(self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], now: Moment) -> Values:
+        time.sleep(self.durations.backward * len(views))
         return {}
 
     def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:

@@ -3,13 +3,13 @@
 Legend: M members, B inputs, D features.
 """
 
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from dicedist.benchmarks.literal import LiteralDiscriminator
@@ -112,7 +112,7 @@ def cost(config: Config) -> list[dict[str, Any]]:
     }
     alternatives: dict[str, Callable[[], Any]] = {
         "bare PyTorch loop, independent": bare(config, size, last, labels_B),
-        **{name: lambda one=one: one(batch) for name, one in ours.items()},
+        **{name: functools.partial(one, batch) for name, one in ours.items()},
         "DICE written plainly": plain(config, size, images, labels_B),
     }
     return compare(alternatives, "method=ind", rounds=5)
@@ -135,8 +135,9 @@ def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor
 def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
     """As a first implementation would be: default memory format, one graph, the literal discriminator."""
     method, settings = Method(config.method), config.redundancy
-    nets = nn.ModuleList(build_member(config, method, i, 100) for i in range(size))
-    optimizer = torch.optim.SGD(nets.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+    nets = [build_member(config, method, i, 100) for i in range(size)]
+    parameters = [parameter for net in nets for parameter in net.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1, 0.9, weight_decay=5e-4, nesterov=True)
     dim = feature_dims(config, 1)[0]
     w = LiteralDiscriminator(size, dim, 100, settings.num_samples, settings.negatives)
 
@@ -144,6 +145,7 @@ def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tenso
         means, scales, loss = [], [], torch.zeros(())
         for net in nets:
             encoding = net.encode(images, torch.default_generator)
+            assert net.bottleneck is not None and encoding.scale_BD is not None
             prior_BD = net.bottleneck.prior_KD[labels_B]
             divergence_B = gaussian_divergence(encoding.mean_BD, encoding.scale_BD, prior_BD)
             loss = loss + F.cross_entropy(encoding.logits_BK, labels_B) + 0.1 * divergence_B.mean()

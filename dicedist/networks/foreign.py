@@ -17,13 +17,14 @@ class Unsplit(Network):
         self.feature_dim = feature_dim
         self.name = name
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        return self.body(images_BCHW)
+    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.body(images_BCHW), None
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in ("trunk", "tail", "trunk_dim"):
             raise ValueError(
-                f"{self.name} has no split point: write structure=net, or a network._target_ with trunk and tail"
+                f"{self.name} has no split point: write structure=net (and a method without gate), or a "
+                "network._target_ with trunk, tail and trunk_dim"
             )
         return super().__getattr__(attribute)
 

@@ -17,7 +17,16 @@ class Network(nn.Module):
         self.trunk_dim = trunk_dim
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        return self.tail(self.trunk(images_BCHW))
+        return self.read(images_BCHW)[0]
+
+    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The features, and the trunk's output that they were read from."""
+        shared_BCHW = self.trunk(images_BCHW)
+        return self.tail(shared_BCHW), shared_BCHW
+
+    def branch(self) -> "Network":
+        """What is left to a member when the trunk is shared: a network that reads the trunk's output."""
+        return Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim)
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

@@ -6,20 +6,28 @@ A module of this room defines a class `Term`. Its options come from the method's
         sends = ("logits",)                      # fields that every member must see of its peers
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
-Peers are constants for a member: of a joint loss each member computes the value with its own row alone
-differentiable, which gives exactly its own partial derivative.
+Whatever couples members goes through the fields that they send. Of a joint loss every member computes the value with
+its own fields alone differentiable and its peers' as constants: exactly its own partial derivative. A parameter that
+members share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over
+members gives the whole derivative, and nothing is counted twice.
+
+Legend: M members, B inputs, D features, K classes.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from dicedist.member import Encoding, Member
+from dicedist.networks import Network
 from dicedist.schedules import Moment
+
+Fields = dict[str, Tensor]  # what a member may send, each [B, width]
 
 
 @dataclass
@@ -31,26 +39,54 @@ class MethodConfig:
 
 @dataclass
 class View:
-    """A member's view of one step: itself, its encoding of the batch, and what its peers sent."""
+    """A member's view of one step: itself, its encoding of the batch, and what everyone sent."""
 
     index: int
+    num_members: int
     member: Member
     own: Encoding
     labels_B: Tensor
-    peers: Mapping[str, list[Tensor]]  # by field, every member's [B, ...], its own among them with its gradient
+    fields: Mapping[int, Fields]  # by member: its own with gradient, its peers' constant
+
+    def rows(self, name: str, members: Sequence[int] | None = None) -> Tensor:
+        """A field of those members (all of them by default), one row each."""
+        chosen = range(self.num_members) if members is None else members
+        return torch.stack([self.fields[member][name] for member in chosen])
 
 
-class Objective(nn.Module):
+class Objective:
     """A term of a method. The class attributes say what it needs of the rest of the system."""
 
     sends: ClassVar[tuple[str, ...]] = ()
+    least: ClassVar[int] = 1  # members
     prior: ClassVar[str | None] = None  # "class" or "shared": the bottleneck's backward encoder
-    discriminator: bool = False
-    conditional: bool = True
+    discriminator: ClassVar[bool] = False
+    conditional: bool = True  # of the discriminator
+    student: ClassVar[bool] = False  # the last member learns from the others and can be used alone
+    averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         """Named parts of the member's loss, each a scalar with its weight applied."""
         raise NotImplementedError
+
+    def check(self, networks: Sequence[Network]) -> None:
+        """ValueError where these members' networks do not suit the term."""
+
+    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
+        """The fields of one member that another must see."""
+        return self.sends
+
+    def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
+        """Parameters that all members share; `networks` are the members', without weights."""
+        return {}
+
+    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
+        """What a member sends beyond its encoding."""
+        return {}
+
+    def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
+        """Floats per input of those fields, by member."""
+        return {}
 
 
 class Method:
@@ -61,16 +97,50 @@ class Method:
         self.terms = [build(name, options) for name, options in config.terms.items()]
 
     @property
-    def sends(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for term in self.terms for name in term.sends))
-
-    @property
     def redundancy(self) -> Objective | None:
         return next((term for term in self.terms if term.discriminator), None)
+
+    @property
+    def averages_trunk(self) -> bool:
+        return any(term.averages_trunk for term in self.terms)
 
     def prior_rows(self, num_classes: int) -> int:
         priors = {term.prior for term in self.terms} - {None}
         return num_classes if "class" in priors else len(priors)
+
+    def student(self, num_members: int) -> int | None:
+        """The member that is used alone at inference, where the method trains one for that."""
+        return num_members - 1 if any(term.student for term in self.terms) else None
+
+    def compared(self, num_members: int) -> range:
+        """The members whose features the discriminator compares: all but the student."""
+        return range(num_members if self.student(num_members) is None else num_members - 1)
+
+    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
+        if listener == speaker:
+            return ()
+        names = (name for term in self.terms for name in term.hears(listener, speaker, num_members))
+        return tuple(dict.fromkeys(names))
+
+    def widths(self, feature_dims: Sequence[int], num_classes: int) -> dict[str, Sequence[int]]:
+        """Of every field that may be sent, floats per input, by member."""
+        widths: dict[str, Sequence[int]] = {"mean": feature_dims, "scale": feature_dims}
+        widths["logits"] = [num_classes] * len(feature_dims)
+        for term in self.terms:
+            widths |= term.widths(feature_dims)
+        return widths
+
+    def shared(self, networks: Sequence[Network]) -> nn.ModuleDict | None:
+        modules = {name: module for term in self.terms for name, module in term.shared(networks).items()}
+        return nn.ModuleDict(modules) if modules else None
+
+    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
+        sent = {"mean": own.mean_BD, "logits": own.logits_BK}
+        if own.scale_BD is not None:
+            sent["scale"] = own.scale_BD
+        for term in self.terms:
+            sent |= term.fields(index, num_members, own, shared)
+        return sent
 
     def losses(self, view: View, now: Moment) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
@@ -78,9 +148,19 @@ class Method:
             parts |= term(view, now)
         return parts
 
+    def check(self, networks: Sequence[Network]) -> None:
+        """ValueError where the method cannot train such an ensemble."""
+        least = max(term.least for term in self.terms)
+        if len(networks) < least:
+            raise ValueError(
+                f"method={self.name} needs at least {least} members, got {len(networks)}: write ensemble.size={least}"
+            )
+        for term in self.terms:
+            term.check(networks)
+
 
 def build(name: str, options: Mapping[str, Any]) -> Objective:
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     if name not in known:
         raise ValueError(f"method.terms.{name}: no such term; write one of {', '.join(known)}")
     term = importlib.import_module(f"{__name__}.{name}").Term

@@ -1,4 +1,4 @@
-"""Redundancy between members' features, equations 4 and 6 of the paper.
+"""Redundancy between members' features, equations 4 and 6 of the paper; with a student, among the others only.
 
 Its gradient comes from the discriminator (dicedist.discriminator), so a member adds no loss of its own here.
 """
@@ -13,7 +13,6 @@ class Term(Objective):
     discriminator = True
 
     def __init__(self, conditional: bool):
-        super().__init__()
         self.conditional = conditional
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:

@@ -1,0 +1,51 @@
+"""What a run says at its start: who hosts what, what a step sends, and on a CPU how long it will take."""
+
+import copy
+import time
+
+import torch
+
+from dicedist.config import Config
+from dicedist.exchange import Exchange
+from dicedist.parts import Hosted
+from dicedist.tables import table
+from dicedist.tracking import Tracker, duration
+from dicedist.world import World
+
+
+def announce(
+    config: Config, world: World, hosted: Hosted, exchange: Exchange, num_images: int, steps_left: int, tracker: Tracker
+) -> None:
+    """All ranks call."""
+    placement = exchange.placement
+    records = exchange.report({"device": str(world.device), "host": world.host})
+    rows = [
+        [rank, record["device"], record["host"], ", ".join(placement.parts_on(rank))]
+        for rank, record in enumerate(records)
+    ]
+    tracker.say(table(["rank", "device", "host", "parts"], rows))
+    num_common = sum(parameter.numel() for parameter in hosted.common_parameters)
+    sent = exchange.bytes_per_step(config.batch_size, num_common)
+    named = " + ".join(f"{name} {size:,}" for name, size in sent.items()) or "nothing"
+    tracker.say(f"a step sends {named} = {sum(sent.values()):,} bytes")
+    tracker.say(
+        f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.name} "
+        f"({config.structure}), {num_images:,} images, {steps_left:,} steps to go"
+    )
+    if world.device.type == "cpu":
+        seconds = seconds_a_step(config, hosted, exchange)
+        tracker.say(f"on this CPU that takes about {duration(seconds * steps_left)}")
+
+
+def seconds_a_step(config: Config, hosted: Hosted, exchange: Exchange) -> float:
+    """From one forward and backward pass of a copy, on all ranks at once as in training."""
+    size = config.data.size
+    images = torch.zeros(config.batch_size, 3, size, size).to(memory_format=torch.channels_last)
+    copies = [copy.deepcopy(part.module) for part in [*hosted.members.values()][:1]]
+    trunk = copy.deepcopy(hosted.trunk.module) if hosted.trunk else torch.nn.Identity()
+    exchange.barrier()
+    started = time.monotonic()
+    for member in copies:
+        member(trunk(images)).sum().backward()
+    seconds = (time.monotonic() - started) * max(1, len(hosted.members))
+    return exchange.any_rank(round(1000 * seconds)) / 1000

@@ -1,0 +1,85 @@
+"""torchrun, for runs of days: takes the same arguments, and starts a run again when a rank fails.
+
+python -m dicedist.launch --nproc_per_node=5 -m dicedist.train key=value ...
+
+- Its exit code is the run's own: 0 done, 2 refused in one line, 75 stopped on request (the same command continues).
+- A run that ended so is not restarted; after a fault it is, up to --max-restarts times (3), from its last checkpoint.
+- SIGUSR1, Slurm's warning, is passed on to the ranks like SIGTERM and SIGINT.
+- On one node nothing listens beyond loopback, while torchrun's store listens to the whole network.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from dicedist.world import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER
+
+DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+
+
+class Loopback(StaticTCPRendezvous):
+    """A rendezvous of one node, with itself."""
+
+    def __init__(self, parameters: RendezvousParameters):
+        listener = socket.create_server(("127.0.0.1", 0))
+        address, port = listener.getsockname()
+        super().__init__(address, port, rank=0, world_size=1, run_id=parameters.run_id, timeout=60)
+        limit = timedelta(seconds=60)
+        self._store = TCPStore(address, port, 1, True, limit, multi_tenant=True, master_listen_fd=listener.detach())
+
+    def get_backend(self) -> str:
+        return "loopback"
+
+
+def main(arguments: Sequence[str]) -> int:
+    logging.disable()  # the ranks tell what happened
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    options = torchrun.parse_args([*DEFAULTS, *arguments])
+    if options.nnodes in ("1", "1:1"):
+        rendezvous_handler_registry.register("loopback", Loopback)
+        options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
+        options.rdzv_id = str(uuid.uuid4())
+    with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
+        os.environ[LAUNCHER] = folder
+        try:
+            torchrun.run(options)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
+            return EXIT_FAULT
+        except SignalException as error:
+            ended = len(codes(folder)) == torchrun.determine_local_world_size(options.nproc_per_node)
+            return worst(codes(folder)) if ended else 128 + error.sigval
+        return worst(codes(folder))
+
+
+def codes(folder: str) -> list[int]:
+    """What the ranks of this node left behind."""
+    return [int(path.read_text()) for path in Path(folder).iterdir()]
+
+
+def worst(codes: Sequence[int]) -> int:
+    return next((code for code in (EXIT_FAULT, EXIT_USER, EXIT_STOPPED) if code in codes), 0)
+
+
+def ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""Saving in the background: training waits while tensors are copied to the host, not while files are written.
+
+    every rank    copy ── train ──────────────── report ── train ────────────────
+    its writer       └──── write, fsync, hash ────┘  │
+    rank 0's writer                                  └──── manifest, rename ────
+
+The reports travel with those of the training log, so that no message is sent for a checkpoint alone. A checkpoint that
+cannot be written is a warning: the one before it stays.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from dicedist import checkpoint
+from dicedist.config import CheckpointConfig
+from dicedist.exchange import Exchange
+from dicedist.parts import Part
+from dicedist.tracking import RECORDS
+
+Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
+
+
+class Saver:
+    """Every rank has one, for the parts that it answers for. Rank 0 decides when, and completes."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: CheckpointConfig,
+        steps_per_epoch: int,
+        parts: Sequence[Part],
+        exchange: Exchange,
+        step: int,
+        warn: Callable[[str], None],
+    ):
+        self.run, self.config, self.parts, self.exchange, self.warn = run, config, parts, exchange, warn
+        every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
+        self.intervals = [steps for steps in every if steps]
+        self.step, self.begun_at = step, time.monotonic()  # of the last checkpoint begun
+        self.failed = False  # it could not be written
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[Report] | None = None
+        self.about: Mapping[str, Any] = {}
+        self.reports: dict[int, Report] = {}
+        self.completing: Future[str | None] | None = None
+        self.busy = False
+
+    def due(self, step: int) -> bool:
+        """On rank 0. While a checkpoint is under way the next one waits for its turn, and training for neither."""
+        minutes = self.config.every_minutes
+        late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
+        return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
+
+    def start(self, step: int, about: Mapping[str, Any]) -> None:
+        """All ranks call, between the same two steps. about: for the manifest, of rank 0."""
+        self.step, self.begun_at, self.about = step, time.monotonic(), about
+        self.busy, self.failed = True, False
+        snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts}
+        self.writing = self.thread.submit(self.write, step, snapshots)
+
+    def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
+        files: checkpoint.Files = {}
+        try:
+            for name, tensors in snapshots.items():
+                files |= checkpoint.write_part(self.run, step, name, tensors)
+        except (OSError, ValueError, SafetensorError) as error:
+            return {"error": str(error)}
+        return {"files": files}
+
+    def report(self) -> Report:
+        """For rank 0: what this rank has written since it was last asked."""
+        if self.writing is None or not self.writing.done():
+            return {}
+        report, self.writing = self.writing.result(), None
+        return report
+
+    def receive(self, reports: Sequence[Report]) -> None:
+        """On rank 0, with a report of each rank; the others have received none, and nothing to do."""
+        self.reports |= {rank: report for rank, report in enumerate(reports) if report}
+        if len(self.reports) == self.exchange.placement.world_size:
+            self.completing = self.thread.submit(self.complete, [*self.reports.values()])
+            self.reports = {}
+        if self.completing is not None and self.completing.done():
+            error, self.completing = self.completing.result(), None
+            self.busy, self.failed = False, error is not None
+            if error:
+                self.warn(f"the checkpoint of step {self.step} could not be written, the one before it stays: {error}")
+
+    def complete(self, reports: Sequence[Report]) -> str | None:
+        """What went wrong, if anything did."""
+        try:
+            for report in reports:
+                if "error" in report:
+                    raise OSError(report["error"])
+            checkpoint.sync(self.run / RECORDS)  # the manifest says how many there are
+            files = {name: entry for report in reports for name, entry in report["files"].items()}
+            checkpoint.complete(self.run, self.step, files, self.about, self.config.keep)
+        except OSError as error:
+            checkpoint.discard(self.run)
+            return str(error)
+        return None
+
+    def finish(self) -> bool:
+        """All ranks call, and wait for the checkpoint under way; whether the last one begun is on the disk."""
+        for _ in range(2):  # the files of all ranks, then the manifest
+            for job in (self.writing, self.completing):
+                if job is not None:
+                    job.result()
+            self.receive(self.exchange.report(self.report()))
+        return not self.exchange.any_rank(self.failed)

@@ -1,0 +1,211 @@
+"""Every method's loss, written out plainly from METHOD.md section 3: one process, one autograd graph, for tests only.
+
+A loss is a function of `told`: by member what it made of the batch (mean, scale, z, logits, pooled), with gradient.
+It gives named parts; a list has one value a member, a tensor is a joint part that every member reports.
+"""
+
+import math
+from itertools import combinations
+from types import SimpleNamespace
+
+import torch
+from torch.nn import functional as F
+
+
+class Ensemble:
+    """Copies of an ensemble's weights, trained on one method's loss by plain autograd."""
+
+    def __init__(self, members, trunk, shared, w, config):
+        self.members, self.trunk, self.shared, self.w, self.config = members, trunk, shared, w, config
+
+    def encode(self, x, noise):
+        told = []
+        stem = self.trunk(x) if self.trunk else None
+        for member, draws in zip(self.members, noise, strict=True):
+            split = stem if self.trunk else member.encoder.trunk(x)
+            mean = member.encoder.tail(split)
+            scale, z = torch.ones_like(mean), mean
+            if member.bottleneck:
+                scale = F.softplus(member.bottleneck.scale(mean))
+                z = mean + torch.randn(mean.shape, generator=draws) * scale
+            pooled = split.mean(3).mean(2)
+            told.append(SimpleNamespace(mean=mean, scale=scale, z=z, logits=member.classifier(z), pooled=pooled))
+        return told
+
+    def parts(self, told, y, now, draws):
+        """Named parts of the loss by the names of the terms, and the redundancy that has no part of its own."""
+        parts, redundancy = {}, 0.0
+        for term, options in self.config.method.terms.items():
+            if term == "redundancy":
+                redundancy = self.redundancy(told, y, now, options["conditional"], draws)
+            else:
+                parts |= TERMS[term](self, told, y, now, **options)
+        return parts, redundancy
+
+    def gradients(self, x, y, now, noise, draws):
+        """Parts, redundancy, and d(total)/d(every parameter) by part of the ensemble."""
+        told = self.encode(x, noise)
+        parts, redundancy = self.parts(told, y, now, draws)
+        total = sum(sum(part) if isinstance(part, list) else part for part in parts.values()) + redundancy
+        modules = {f"member-{i}": member for i, member in enumerate(self.members)}
+        modules |= {name: module for name, module in (("trunk", self.trunk), ("shared", self.shared)) if module}
+        named = {(part, name): p for part, module in modules.items() for name, p in module.named_parameters()}
+        found = torch.autograd.grad(total, list(named.values()))
+        share = len(self.members) if "cl_ilr" in self.config.method.terms else 1
+        return parts, {key: g / share if key[0] == "trunk" else g for key, g in zip(named, found, strict=True)}
+
+    def redundancy(self, told, y, now, conditional, draws):
+        """delta r / (M' - 1) * sum over pairs of the chosen terms; a student is not among the M' compared."""
+        settings, S, R = self.config.redundancy, self.config.redundancy.num_samples, self.config.redundancy.negatives
+        compared = told[:-1] if "okddip" in self.config.method.terms else told
+        M, (B, D) = len(compared), compared[0].mean.shape
+        y = y if conditional else torch.zeros_like(y)
+
+        def sample(mean, scale, noise):
+            std = {"predicted": 1 - now.covariance + now.covariance * scale.detach(), "one": 1.0, "none": 0.0}
+            return mean + noise * std[settings.scale]
+
+        def log_f(i, z_i, j, z_j, labels):
+            slots = torch.zeros(len(z_i), M, D)
+            slots[:, i], slots[:, j] = z_i, z_j
+            return settings.tau * torch.tanh(plain_w(self.w.network, slots.flatten(1), labels) / settings.tau)
+
+        noisy = settings.scale != "none"
+        noise = torch.randn(M, S, B, D, generator=draws) if noisy else torch.zeros(M, S, B, D)
+        z = [[sample(told_i.mean, told_i.scale, noise[i, s]) for s in range(S)] for i, told_i in enumerate(compared)]
+        pairs, total = list(combinations(range(M), 2)), 0.0
+        if settings.terms != "rhs":
+            total = sum(torch.cat([log_f(i, z[i][s], j, z[j][s], y) for s in range(S)]).mean() for i, j in pairs)
+        if settings.terms != "lhs":
+            chance = torch.rand(B, S * R, generator=draws)
+            noise = torch.randn(M, S * R, B, D, generator=draws) if noisy else torch.zeros(M, S * R, B, D)
+            moved = torch.randint(2, (len(pairs), S, R), generator=draws)
+            for p, (i, j) in enumerate(pairs):
+                rows = []
+                for s in range(S):
+                    for r in range(R):
+                        stays, moves = (j, i) if moved[p, s, r] == 0 else (i, j)
+                        for n in range(B):
+                            pool = self.partners(compared[moves], moves, y, n)
+                            if pool:
+                                mean, scale = pool[int(chance[n, s * R + r] * len(pool))]
+                                partner = sample(mean, scale, noise[moves, s * R + r, n])
+                                rows.append((stays, z[stays][s][n], moves, partner, y[n]))
+                log_fs = torch.cat([log_f(a, za[None], b, zb[None], label[None]) for a, za, b, zb, label in rows])
+                total = total - torch.log(torch.exp(log_fs).mean())
+        return self.w.delta * now.ramp_up / (M - 1) * total
+
+    def partners(self, told_i, i, y, n):
+        """Other inputs of the class: in the batch, then in the memory."""
+        memory, label = self.w.memory, int(y[n])
+        found = [(told_i.mean[k], told_i.scale[k]) for k in range(len(y)) if k != n and y[k] == label]
+        kept = range(label * memory.capacity, label * memory.capacity + min(memory.capacity, memory.written_K[label]))
+        return found + [(memory.means_MQD[i, row], memory.scales_MQD[i, row]) for row in kept]
+
+
+def plain_w(network, slots, y):
+    e = network.embedding_KE[y]
+    h = slots @ network.slots_MDH.flatten(0, 1) + e @ network.embedding_first_EH + network.first_bias
+    h = F.leaky_relu(h, 0.2)
+    h = F.leaky_relu(network.second(h) + e @ network.embedding_second_EH, 0.2)
+    return network.last(F.leaky_relu(network.third(h), 0.2))[range(len(y)), y]
+
+
+def ce(logits, y):
+    return -torch.log_softmax(logits, 1)[range(len(y)), y].mean()
+
+
+def kl(p, q):
+    return (p * (p.log() - q.log())).sum(1).mean()
+
+
+def kd(student, teacher, T):
+    return T**2 * kl(torch.softmax(teacher / T, 1), torch.softmax(student / T, 1))
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def cross_entropy(ensemble, told, y, now):
+    return {"cross_entropy": [ce(t.logits, y) for t in told]}
+
+
+def bottleneck(ensemble, told, y, weight, row):
+    kls = []
+    for member, t in zip(ensemble.members, told, strict=True):
+        b = torch.stack([member.bottleneck.prior_KD[row(label)] for label in y])
+        kls.append((0.5 * (t.scale**2 - torch.log(t.scale**2) - 1 + (t.mean - b) ** 2)).sum(1).mean())
+    return cross_entropy(ensemble, told, y, None) | {"compression": [weight * value for value in kls]}
+
+
+def vceb(ensemble, told, y, now):
+    return bottleneck(ensemble, told, y, 1 / math.exp(now.log_beta), lambda label: label)
+
+
+def vib(ensemble, told, y, now):
+    return bottleneck(ensemble, told, y, 1 / (math.exp(now.log_beta) + 1), lambda label: 0)
+
+
+def adp(ensemble, told, y, now, alpha, beta):
+    entropies, volumes = [], []
+    for n, label in enumerate(y.tolist()):
+        p = [torch.softmax(t.logits[n], 0) for t in told]
+        average = mean(p)
+        entropies.append(-(average * torch.log(average + 1e-20)).sum())
+        rows = [torch.cat([q[:label], q[label + 1 :]]) for q in p]
+        N = torch.stack([row / row.norm() for row in rows])
+        volumes.append(torch.log(torch.det(N @ N.T + 1e-6 * torch.eye(len(told)))))
+    return {"entropy": -alpha * mean(entropies), "volume": -beta * mean(volumes)}
+
+
+def dml(ensemble, told, y, now):
+    p = [torch.softmax(t.logits, 1) for t in told]
+    return {"mutual": [mean(kl(p[j].detach(), p[i]) for j in range(len(p)) if j != i) for i in range(len(p))]}
+
+
+def cl_ilr(ensemble, told, y, now, temperature):
+    """The trunk's gradient, divided by M at the branching point, is the whole trunk's divided by M."""
+    teachers = [mean(t.logits for t in told if t is not own).detach() for own in told]
+    losses = [kd(t.logits, teacher, temperature) for t, teacher in zip(told, teachers, strict=True)]
+    return {"distillation": [now.ramp_up * loss for loss in losses]}
+
+
+def one(ensemble, told, y, now, temperature):
+    gate = ensemble.shared["gate"]
+    if ensemble.trunk:
+        opened = told[0].pooled @ gate.linear.weight.T + gate.linear.bias
+    else:
+        columns = [t.pooled @ gate.linear.weight[i] + gate.linear.bias[i] for i, t in enumerate(told)]
+        opened = torch.stack(columns, 1)
+    normal = (opened - opened.mean(0)) / torch.sqrt(opened.var(0, unbiased=False) + 1e-5)
+    g = torch.softmax(torch.relu(normal * gate.norm.weight + gate.norm.bias), 1)
+    z_e = sum(g[:, i : i + 1] * t.logits for i, t in enumerate(told))
+    distilled = [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in told]
+    return {"ensemble_cross_entropy": ce(z_e, y), "distillation": distilled}
+
+
+def okddip(ensemble, told, y, now, temperature):
+    """Joint; the student reports only its own share."""
+    q, k = ensemble.shared["query"], ensemble.shared["key"]
+    peers, student = told[:-1], told[-1]
+    among = 0.0
+    for a in peers:
+        energy = torch.stack([(q(a.mean) * k(b.mean)).sum(1) for b in peers], 1)
+        A = torch.softmax(energy, 1)
+        among = among + kd(a.logits, sum(A[:, [i]] * b.logits for i, b in enumerate(peers)), temperature)
+    taught = kd(student.logits, mean(a.logits for a in peers), temperature)
+    return {"distillation": now.ramp_up * (among + taught)}
+
+
+TERMS = {
+    "cross_entropy": cross_entropy,
+    "vib": vib,
+    "vceb": vceb,
+    "adp": adp,
+    "dml": dml,
+    "cl_ilr": cl_ilr,
+    "one": one,
+    "okddip": okddip,
+}
