@@ -41,6 +41,11 @@ class DataRoot:
 
 
 @dataclass
+class Trust:
+    trusted: bool
+
+
+@dataclass
 class Request:
     run: str | None
     logits: str | None
@@ -51,6 +56,7 @@ class Request:
     output: str | None
     ood: OodConfig
     data: DataRoot
+    network: Trust
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -74,6 +80,7 @@ def run(arguments: Sequence[str]) -> None:
 def evaluate_run(directory: Path, request: Request) -> None:
     config, found = open_run(directory)
     config.data.root = request.data.root or config.data.root
+    config.network.trusted = request.network.trusted
     size = config.ensemble.size
     assert isinstance(size, int)
     members = chosen_members(request.members, size)

@@ -5,7 +5,8 @@
     w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
 
 The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its
-own it learns while the members run backward and the next forward.
+own it learns while the members run backward and the next forward. Methods on predictions have no w: the gather brings
+each member what its peers predict.
 
 Legend: M members, B inputs, D features.
 """

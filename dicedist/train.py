@@ -103,8 +103,10 @@ class Trainer:
 
     def run(self) -> None:
         left = self.total_steps - self.done
-        if left <= 0 and (result := resume.result_of(self.directory)):
+        result = resume.result_of(self.directory) if left <= 0 and self.world.rank == REPORTER else None
+        if result is not None:
             self.tracker.say(f"{self.directory} is finished, after {self.done:,} steps\n\n{show(result)}")
+        if self.exchange.any_rank(result is not None):
             return
         if left > 0:
             (self.directory / resume.RESULT).unlink(missing_ok=True)  # it is of fewer steps

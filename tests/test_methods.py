@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
+import yaml
 from references import Ensemble
 from test_step import CPU, LATE, STEPS_PER_EPOCH, batch_at, build_step, configured, double_precision, gradients_of
 
 from dicedist import parts
-from dicedist.config import CONF, compose_config
+from dicedist.config import CONF
 from dicedist.exchange import routes
-from dicedist.objectives import Method
+from dicedist.objectives import Method, MethodConfig
 from dicedist.placement import place
 from dicedist.randomness import generator
 
@@ -25,11 +26,14 @@ CASES = [(method, structure) for method, structures in STRUCTURES.items() for st
 STRONG = (*LATE, "redundancy.delta=0.5", "redundancy.num_samples=2")
 
 
+def method_named(name):
+    return MethodConfig(**yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["method"])
+
+
 def test_every_method_is_listed_with_its_structures():
     assert sorted(path.stem for path in (CONF / "method").glob("*.yaml")) == sorted(STRUCTURES)
-    for method, structures in STRUCTURES.items():
-        first = f"structure={structures[0]}"
-        assert tuple(compose_config([f"method={method}", first]).method.structures) == structures
+    for name, structures in STRUCTURES.items():
+        assert (method_named(name).name, tuple(method_named(name).structures)) == (name, structures)
 
 
 def assert_equals_reference(config, size=11):
@@ -88,9 +92,9 @@ def test_loss_and_gradients_equal_the_reference(method, structure):
         ("method=ce_cr", "redundancy.scale=none"),
         ("method=cebr", "redundancy.terms=rhs", "ensemble.size=2"),
         ("method=okddip_dice", "ensemble.size=4", "method.terms.okddip.temperature=2"),
-        ("method=one", "network=wrn28_2"),
+        ("method=one", "structure=branch", "network=wrn28_2", "ensemble.size=2"),
         ("method=okddip", "network.per_member=[resnet8,resnet8,wrn28_2]"),
-        ("method=adp", "network.per_member=[resnet8,resnet20,wrn28_2]"),
+        ("method=adp", "network.per_member=[resnet8,resnet20]", "ensemble.size=2"),
     ],
     ids=lambda options: " ".join(options),
 )
@@ -106,7 +110,7 @@ def test_an_epoch_may_end_with_a_batch_of_one():
 
 
 def test_student_and_who_is_compared():
-    dice, okddip_dice = (Method(compose_config([f"method={name}"]).method) for name in ("dice", "okddip_dice"))
+    dice, okddip_dice = (Method(method_named(name)) for name in ("dice", "okddip_dice"))
     assert dice.student(4) is None and list(dice.compared(4)) == [0, 1, 2, 3]
     assert okddip_dice.student(4) == 3 and list(okddip_dice.compared(4)) == [0, 1, 2]
 
@@ -133,7 +137,7 @@ LOGITS, GATED, ATTENDED, FEATURES = ("logits",), ("logits", "gate"), ("logits", 
     ],
 )  # fmt: skip
 def test_a_rank_receives_only_what_it_needs(method, ranks, expected):
-    built = Method(compose_config([f"method={method}"]).method)
+    built = Method(method_named(method))
     placement = place(ranks, 3, built.redundancy is not None)
     of_w = FEATURES if built.prior_rows(10) else ("mean",)
     assert routes(placement, built, of_w) == expected
