@@ -6,6 +6,8 @@
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
     python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
+    python -m dicedist.bench methods           the step of each method beside independent training
+    python -m dicedist.bench checkpoint        what a checkpoint takes from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
     python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
 
@@ -29,10 +31,12 @@ from dicedist.world import command
 
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
+    "checkpoint": "checkpoint.checkpoint",
     "cost": "step.cost",
     "data": "data.data",
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
+    "methods": "methods.method_costs",
     "overlap": "overlap.overlap",
     "scaling": "overlap.scaling",
     "step": "step.step",

@@ -75,7 +75,10 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, a signal raises Stopped, also one that came before. Messages between ranks do not belong in here."""
+    """Inside, a signal raises Stopped, also one that came before.
+
+    Messages between ranks belong in here only where the run ends if one of them fails to be sent.
+    """
     global _deferred
     before, _deferred = _deferred, False
     try:

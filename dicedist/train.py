@@ -173,7 +173,7 @@ class Trainer:
         return {
             "records": self.tracker.kept(),
             "validated": self.validated,
-            "loss_scales": self.loss_scales,
+            "loss_scales": {**self.loss_scales},
             "data": self.source.data_digest,
         }
 

@@ -154,7 +154,7 @@ def one_line(error: BaseException) -> str:
 
 def end(message: str, code: int) -> NoReturn:
     """Tell why, unless another rank has: what follows from its failure stays unsaid."""
-    if os.environ.get("DICEDIST_DEBUG") == "1":
+    if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
         traceback.print_exc()
     if message and is_first_to_end(code):
         print(f"dicedist: {message}", file=sys.stderr, flush=True)

@@ -283,7 +283,7 @@ def test_processes_share_one_copy(real_data, data_config):
     load(config)
     whole = 50_000 * 3072 / 1024
     for rss, pss in together(5, share_of_images, config):
-        assert rss >= whole and pss == pytest.approx(whole / 5, rel=0.05)
+        assert rss >= whole and pss <= 1.05 * whole / 5  # less where another test of this process still has it mapped
 
 
 def test_waiting_is_said(tmp_path, caplog):

@@ -81,21 +81,24 @@ def test_branches_and_half_precision_continue_exactly(tmp_path):
     assert scales[0]["loss_scales"] == scales[1]["loss_scales"] != {}
 
 
-def train_on_rank(rank, world_size, run_dir, *overrides):
-    train(run_dir, *overrides, rank=rank, world_size=world_size)
+def train_on_rank(rank, world_size, run_dir, asked_at, *overrides):
+    """Only rank 0 is asked to stop, and all ranks do."""
+    after_step = asked_after(asked_at) if rank == 0 else None
+    return train(run_dir, *overrides, after_step=after_step, rank=rank, world_size=world_size)
 
 
 def test_another_placement_continues_the_run(tmp_path):
-    size = "ensemble.size=4"
-    train(tmp_path / "whole", size, "max_steps=4")
-    for world_size, steps in ((5, 2), (1, 3), (3, 4)):
-        run_ranks(world_size, train_on_rank, world_size, tmp_path / "moved", size, f"max_steps={steps}")
-    moved, whole = tensors_of(tmp_path / "moved" / "tiny", 4), tensors_of(tmp_path / "whole" / "tiny", 4)
-    assert moved.keys() == whole.keys()
-    for name, value in whole.items():
-        torch.testing.assert_close(
-            moved[name], value, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    overrides = ("ensemble.size=4", "max_steps=5")
+    train(tmp_path / "whole", *overrides)
+    for world_size, asked_at in ((5, 1), (1, 3), (3, None)):
+        stopped = run_ranks(world_size, train_on_rank, world_size, tmp_path / "moved", asked_at, *overrides)
+        assert stopped == [asked_at is not None] * world_size
+    moved, whole = tmp_path / "moved" / "tiny", tmp_path / "whole" / "tiny"
+    tensors = tensors_of(moved, 5)
+    for name, value in tensors_of(whole, 5).items():
+        torch.testing.assert_close(tensors[name], value, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: name + text)
+    for record, expected in zip(records_of(moved), records_of(whole), strict=True):
+        assert record == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 PARTS = ("member-0.safetensors", "member-1.safetensors", "discriminator.safetensors", "manifest.json")

@@ -1,0 +1,50 @@
+"""What a checkpoint takes from training: the copy to the host, and the processor time of the thread that writes it."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicedist import checkpoint as saved
+from dicedist.benchmarks.step import build_step
+from dicedist.config import Config
+from dicedist.data.pipeline import Batch
+from dicedist.saving import Saver
+from dicedist.tracking import RECORDS
+from dicedist.world import World
+
+ROUNDS = 9
+CLASSES, INTERVAL = 100, 300.0  # seconds
+
+
+def checkpoint(config: Config) -> list[dict[str, Any]]:
+    """All parts in one process, on the file system of run.dir; medians.
+
+    The share counts the copy, for which training waits, and all processor time of the writer, as if no core were free.
+    """
+    step = build_step(config, World(0, 1, torch.device("cpu")), CLASSES)
+    images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
+    step(Batch(0, 0, labels_B, labels_B, 0, [images]))  # the optimisers have no state before
+    Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=config.run.dir) as folder:
+        run = Path(folder)
+        (run / RECORDS).touch()
+        saver = Saver(run, config.checkpoint, 1000, step.hosted.parts, step.exchange, 0, print)
+        turns = [turn(saver, number) for number in range(1, ROUNDS + 1)]
+        size = sum(file.stat().st_size for file in saved.path_of(run, ROUNDS).iterdir())
+    copied, processor, whole = (statistics.median(column) for column in zip(*turns, strict=True))
+    share = 100 * (copied + processor) / INTERVAL
+    return [{"MB": size / 1e6, "copy, s": copied, "writer, s": whole - copied, "its processor time, s": processor,
+             "% of 5 minutes": share}]  # fmt: skip
+
+
+def turn(saver: Saver, number: int) -> tuple[float, float, float]:
+    """Seconds of the copy, processor seconds of what follows, seconds of both."""
+    started = time.perf_counter()
+    saver.start(number, {})
+    copied, processor = time.perf_counter() - started, time.process_time()
+    assert saver.finish()
+    return copied, time.process_time() - processor, time.perf_counter() - started
