@@ -69,8 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def codes(folder: str) -> list[int]:
-    """What the ranks of this node left behind."""
-    return [int(path.read_text()) for path in Path(folder).iterdir()]
+    """What the ranks of this node left behind; one that was killed over it left an empty file."""
+    return [int(text) for path in Path(folder).iterdir() if (text := path.read_text())]
 
 
 def worst(codes: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
 _store: "dist.Store | None" = None  # where ranks agree on who tells an error; None outside a group
 _watch: Watch | None = None
+_leaving = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def is_first_to_end(code: int) -> bool:
 
 def leave(code: int) -> NoReturn:
     """End without the interpreter's clean-up: threads of a broken group could hold it up."""
+    _leaving.acquire()  # for ever: of the main thread and the watch, who may come here together, the first ends both
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

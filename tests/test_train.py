@@ -14,8 +14,8 @@ from faults import SETTINGS, Run
 from ranks import run_ranks
 from tiny import assert_same_tensors, records_of, train
 
-from dicedist import checkpoint, watch
-from dicedist.launch import worst
+from dicedist import checkpoint, watch, world
+from dicedist.launch import codes, worst
 from dicedist.lock import locked
 from dicedist.watch import Watch
 from dicedist.world import EndedElsewhere
@@ -198,5 +198,21 @@ def test_a_signal_asks_and_a_second_one_ends(number):
     assert process.wait(10) == 128 + number
 
 
+LEAVER = """
+    import os, threading, time
+    from dicedist import world
+    for _ in range(20):
+        threading.Thread(target=world.leave, args=(75,)).start()
+    time.sleep(30)
+"""
+
+
+def test_threads_that_leave_together_leave_one_code(tmp_path):
+    environment = {**os.environ, world.LAUNCHER: str(tmp_path), "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LEAVER)], env=environment, timeout=120)
+    assert done.returncode == 0  # to the agent: nothing to restart
+    assert codes(str(tmp_path)) == [75]
+
+
 def test_exit_codes_of_ranks_make_one():
-    assert [worst(codes) for codes in ([0, 0], [75, 75], [75, 2], [1, 2, 75])] == [0, 75, 2, 1]
+    assert [worst(each) for each in ([0, 0], [75, 75], [75, 2], [1, 2, 75])] == [0, 75, 2, 1]
