@@ -135,12 +135,16 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
         if override.startswith(("+", "~")) or "=" not in override:
             raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
     try:
-        with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-            # A user's own OOD sets are new keys, which Hydra adds only when forced.
-            composed = compose(name, overrides=[f"++{o}" if o.startswith("ood.sets") else o for o in overrides])
+        # A user's own OOD sets are new keys, which Hydra adds only when forced.
+        values = composed(name, [f"++{o}" if o.startswith("ood.sets") else o for o in overrides])
     except HydraException as error:
         raise ValueError(explain(error, name, overrides)) from error
-    return typed(composed, schema)
+    return typed(values, schema)
+
+
+def composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
 
 
 def load_config(path: Path) -> Config:
@@ -154,10 +158,18 @@ def load_config(path: Path) -> Config:
     for key, value in flat(OmegaConf.to_container(loaded)).items():
         if "${" in str(value):
             raise ValueError(f"{path}: {key} holds an interpolation, which a run's config never does")
-    config = typed(loaded, Config)
+    config = typed(with_newer_keys(loaded), Config)
     config.network.trusted = False
     validate(config)
     return config
+
+
+def with_newer_keys(loaded: DictConfig) -> DictConfig:
+    """A run made before a key existed did what its default does."""
+    defaults = composed("train", [])
+    for key in OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded)):
+        OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+    return loaded
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -167,9 +179,9 @@ def save_config(config: Config, path: Path) -> None:
     draft.rename(path)
 
 
-def typed(composed: DictConfig, schema: type[T]) -> T:
+def typed(values: DictConfig, schema: type[T]) -> T:
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), composed))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
     except OmegaConfBaseException as error:
         raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     assert isinstance(config, schema)
@@ -178,9 +190,7 @@ def typed(composed: DictConfig, schema: type[T]) -> T:
 
 def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
     """One line of Hydra's many, with the nearest key or option where one was misspelt."""
-    text = str(error)
-    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        known = keys(compose(name))
+    text, known = str(error), keys(composed(name, []))
     for override in overrides:
         key, _, value = override.partition("=")
         group = CONF / key
@@ -238,8 +248,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def show_help(usage: str | None, name: str) -> None:
     """What the command does, and every key with its default."""
-    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        defaults = OmegaConf.to_yaml(compose(name))
+    defaults = OmegaConf.to_yaml(composed(name, []))
     groups = [group for group in sorted(CONF.iterdir()) if group.is_dir()]
     choices = [f"{group.name}={'|'.join(by_folder(choices_of(group)))}" for group in groups]
     listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""

@@ -1,6 +1,7 @@
 """torchrun, for runs of days: takes the same arguments, and starts a run again when a rank fails.
 
-python -m dicedist.launch --nproc_per_node=5 -m dicedist.train key=value ...
+Example:
+    python -m dicedist.launch --nproc_per_node=5 -m dicedist.train key=value ...
 
 - Its exit code is the run's own: 0 done, 2 refused in one line, 75 stopped on request (the same command continues).
 - A run that ended so is not restarted; after a fault it is, up to --max-restarts times (3), from its last checkpoint.

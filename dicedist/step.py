@@ -12,6 +12,7 @@ Legend: M members, B inputs, D features.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,12 +20,14 @@ from torch import Tensor
 from dicedist.config import Config
 from dicedist.data.pipeline import Batch
 from dicedist.discriminator import Features
-from dicedist.exchange import Exchange, Gathered
+from dicedist.exchange import Exchange, Gathered, build_exchange
 from dicedist.member import Encoding
 from dicedist.objectives import Fields, Method, View
-from dicedist.parts import Hosted, Part
+from dicedist.parts import Hosted, Part, build_hosted, feature_dims
+from dicedist.placement import Placement
 from dicedist.randomness import generator
 from dicedist.schedules import Moment
+from dicedist.world import World
 
 Values = dict[str, Tensor]  # named scalars, on the device until someone logs them
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,6 +49,16 @@ class Step:
         self.device = exchange.device
         self.precision = AUTOCAST[config.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+
+    @classmethod
+    def build(cls, config: Config, placement: Placement, world: World, num_classes: int, steps_per_epoch: int) -> Self:
+        """With the parts that the placement gives this rank, and the exchange between the ranks."""
+        method, size = Method(config.method), placement.num_members
+        members, hosts_w = placement.members_on(world.rank), world.rank == placement.discriminator
+        hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
+        sends_scale = config.redundancy.scale == "predicted"
+        exchange = build_exchange(placement, world, method, feature_dims(config, size), num_classes, sends_scale)
+        return cls(config, method, hosted, exchange, steps_per_epoch)
 
     def __call__(self, batch: Batch) -> Values:
         now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)

@@ -1,8 +1,9 @@
 """Train an ensemble.
 
-torchrun --nproc_per_node=5 -m dicedist.train                 the paper's main job: CIFAR-100, 4 x ResNet-32, DICE
-torchrun --nproc_per_node=5 -m dicedist.train data=shapes     no files needed
-python -m dicedist.train ensemble.size=3 method=ceb data=cifar10    everything in one process
+Examples:
+    torchrun --nproc_per_node=5 -m dicedist.train                       the paper's main job, on CIFAR-100
+    torchrun --nproc_per_node=5 -m dicedist.train data=shapes           no files needed
+    python -m dicedist.train ensemble.size=3 method=ceb data=cifar10    everything in one process
 """
 
 import contextlib
@@ -19,11 +20,10 @@ from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
 from dicedist.evaluate import load_discriminator
-from dicedist.exchange import build_exchange
 from dicedist.inference import read
 from dicedist.lock import locked
 from dicedist.objectives import Method
-from dicedist.parts import build_hosted, check, feature_dims
+from dicedist.parts import check, feature_dims
 from dicedist.placement import Placement, place
 from dicedist.saving import Saver
 from dicedist.step import Step
@@ -57,19 +57,14 @@ def run(arguments: Sequence[str]) -> None:
 class Trainer:
     def __init__(self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World):
         self.config, self.source, self.world, self.placement = config, source, world, placement
-        members = placement.members_on(world.rank)
-        self.hosted = build_hosted(
-            config, method, members, world.rank == placement.discriminator, placement.num_members,
-            source.num_classes, world.device,
-        )  # fmt: skip
-        self.method, self.feature_dims = method, feature_dims(config, placement.num_members)
-        self.exchange = build_exchange(
-            placement, world, method, self.feature_dims, source.num_classes, config.redundancy.scale == "predicted"
-        )
-        self.loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
+        self.method = method
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
-        self.step = Step(config, method, self.hosted, self.exchange, self.steps_per_epoch)
+        self.step = Step.build(config, placement, world, source.num_classes, self.steps_per_epoch)
+        self.hosted, self.exchange = self.step.hosted, self.step.exchange
+        self.loader = Loader(
+            source.train, config.data, source, config.batch_size, config.seed, world.device, self.hosted.members
+        )
         self.ledger = Ledger()
         self.directory = resume.run_folder(config)
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
@@ -218,7 +213,8 @@ class Trainer:
             found = checkpoint.read(checkpoint.path_of(self.directory, self.done), ["discriminator"])
             w = load_discriminator(config, self.method, len(members), self.source.num_classes, found)
         student = self.method.student(len(members))
-        assessor = Assessor(self.hosted, members, self.exchange, self.source, w, self.feature_dims, student)
+        dims = feature_dims(config, len(members))
+        assessor = Assessor(self.hosted, members, self.exchange, self.source, w, dims, student)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             assessor.assess(config.evaluate, config.ood, config.data.root, self.directory, self.tracker.say)
 

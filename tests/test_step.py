@@ -12,9 +12,7 @@ from test_discriminator import literal_of
 
 from dicedist.config import compose_config
 from dicedist.data.pipeline import Batch
-from dicedist.exchange import build_exchange
 from dicedist.objectives import Method
-from dicedist.parts import build_hosted, feature_dims
 from dicedist.placement import place
 from dicedist.randomness import generator
 from dicedist.step import Step
@@ -37,20 +35,8 @@ def batch_at(step, size=B):
 
 
 def build_step(config, rank=0, world_size=1, num_classes=K):
-    method = Method(config.method)
-    placement = place(world_size, config.ensemble.size, method.redundancy is not None)
-    hosted = build_hosted(
-        config,
-        method,
-        placement.members_on(rank),
-        rank == placement.discriminator,
-        placement.num_members,
-        num_classes,
-        CPU,
-    )
-    dims = feature_dims(config, placement.num_members)
-    exchange = build_exchange(placement, World(rank, world_size, CPU), method, dims, num_classes)
-    return Step(config, method, hosted, exchange, STEPS_PER_EPOCH)
+    placement = place(world_size, config.ensemble.size, Method(config.method).redundancy is not None)
+    return Step.build(config, placement, World(rank, world_size, CPU), num_classes, STEPS_PER_EPOCH)
 
 
 def reference_for(step, config):

@@ -15,14 +15,13 @@ from dicedist.benchmarks.processes import run_ranks
 from dicedist.config import Config
 from dicedist.data.pipeline import Batch
 from dicedist.discriminator import Features
-from dicedist.exchange import build_exchange
 from dicedist.member import Encoding
-from dicedist.objectives import Method, View
-from dicedist.parts import build_hosted, feature_dims
+from dicedist.objectives import View
+from dicedist.parts import feature_dims
 from dicedist.placement import place
 from dicedist.schedules import Moment
 from dicedist.step import Step, Values
-from dicedist.world import World, joined
+from dicedist.world import joined
 
 CPU = torch.device("cpu")
 WARM_UP = 3
@@ -76,7 +75,8 @@ def seconds_a_step(config: Config, num_members: int, durations: Durations, num_s
 
 def emulate(rank: int, config: Config, num_members: int, durations: Durations, num_steps: int) -> float:
     with joined(timeout=60) as world:
-        step = emulated_step(config, num_members, world)
+        placement = place(world.size, num_members, needs_discriminator=True)
+        step = EmulatedStep.build(config, placement, world, num_classes=100, steps_per_epoch=1000)
         step.durations = durations
         labels_B = torch.zeros(config.batch_size, dtype=torch.int64)
         for n in range(WARM_UP + num_steps):
@@ -85,15 +85,6 @@ def emulate(rank: int, config: Config, num_members: int, durations: Durations, n
                 started = time.perf_counter()
             step(Batch(0, n, labels_B, labels_B, n, []))
         return (time.perf_counter() - started) / num_steps
-
-
-def emulated_step(config: Config, num_members: int, world: World, num_classes: int = 100) -> EmulatedStep:
-    method = Method(config.method)
-    placement = place(world.size, num_members, needs_discriminator=True)
-    hosts_w = world.rank == placement.discriminator
-    hosted = build_hosted(config, method, placement.members_on(world.rank), hosts_w, num_members, num_classes, CPU)
-    exchange = build_exchange(placement, world, method, feature_dims(config, num_members), num_classes)
-    return EmulatedStep(config, method, hosted, exchange, steps_per_epoch=1000)
 
 
 def overlap(config: Config) -> list[dict[str, Any]]:

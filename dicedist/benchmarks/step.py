@@ -17,10 +17,9 @@ from dicedist.benchmarks.timing import compare
 from dicedist.config import Config
 from dicedist.data import sources
 from dicedist.data.pipeline import Batch, Loader
-from dicedist.exchange import build_exchange
 from dicedist.objectives import Method
 from dicedist.objectives.vceb import gaussian_divergence
-from dicedist.parts import build_hosted, build_member, feature_dims
+from dicedist.parts import build_member, feature_dims
 from dicedist.placement import place
 from dicedist.step import Step
 from dicedist.world import World, joined, this_rank, world_size
@@ -87,13 +86,8 @@ def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) 
 
 
 def build_step(config: Config, world: World, num_classes: int) -> Step:
-    method = Method(config.method)
-    placement = place(world.size, config.ensemble.size, method.redundancy is not None)
-    size, members = placement.num_members, placement.members_on(world.rank)
-    hosts_w = world.rank == placement.discriminator
-    hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
-    exchange = build_exchange(placement, world, method, feature_dims(config, size), num_classes)
-    return Step(config, method, hosted, exchange, steps_per_epoch=1000)
+    placement = place(world.size, config.ensemble.size, Method(config.method).redundancy is not None)
+    return Step.build(config, placement, world, num_classes, steps_per_epoch=1000)
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
