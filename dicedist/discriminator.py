@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.blockwise import BlockwiseLoss
+from dicedist.blockwise import SLOPE, blockwise_gradients
 from dicedist.memory import ClassMemory
 from dicedist.pairs import PairPlan, Partners, within_budget
 from dicedist.randomness import generator
 from dicedist.schedules import Moment
 
 EMBEDDING, HIDDEN, LAST = 64, 256, 100
-SLOPE = 0.2
 
 
 @dataclass
@@ -211,30 +210,36 @@ class Discriminator(nn.Module):
                 features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
             )
             targets_XB, weights_XB = compared.targets()
-            loss, logits_XB = self.cross_entropy(compared, targets_XB, weights_XB)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            loss, logits_XB = self.differentiate(compared, targets_XB, weights_XB)
             optimizer.step()
         self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
         right_XB = (logits_XB > 0) == (targets_XB > 0)
         return {
-            "discriminator/loss": loss.detach(),
+            "discriminator/loss": loss,
             "discriminator/accuracy": (right_XB * weights_XB).sum(),
             "discriminator/without_partner": (~compared.found_B).sum(),
         }
 
-    def cross_entropy(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
-        """Equation 3 and w's logits."""
+    def differentiate(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 3 and w's logits; the gradients are added to w's."""
         if compared.stays_YBH.device.type == "cpu":
-            of_class, second, third = compared.of_class, self.network.second, self.network.third
-            return BlockwiseLoss.apply(
+            of_class, second, third, plan = compared.of_class, self.network.second, self.network.third, compared.plan
+            inputs = (
                 compared.stays_YBH, compared.moves_ZBH, of_class.second_BH, second.weight, third.weight, third.bias,
-                of_class.last_BL, of_class.last_B, compared.plan.first_X, compared.plan.second_X,
-                targets_XB, weights_XB, SLOPE,
+                of_class.last_BL, of_class.last_B,
             )  # fmt: skip
-        logits_XB = self.logits(compared)
-        loss = F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
-        return loss, logits_XB.detach()
+            logits_XB, gradients = blockwise_gradients(*inputs, plan.first_X, plan.second_X, targets_XB, weights_XB)
+            torch.autograd.backward(inputs, gradients)
+        else:
+            logits_XB = self.logits(compared)
+            self.cross_entropy(logits_XB, targets_XB, weights_XB).backward()
+        logits_XB = logits_XB.detach()
+        return self.cross_entropy(logits_XB, targets_XB, weights_XB), logits_XB
+
+    @staticmethod
+    def cross_entropy(logits_XB: Tensor, targets_XB: Tensor, weights_XB: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
 
     def logits(self, compared: Comparison) -> Tensor:
         first_XBH = compared.stays_YBH[compared.plan.first_X] + compared.moves_ZBH[compared.plan.second_X]
@@ -252,19 +257,19 @@ class Discriminator(nn.Module):
     ) -> Comparison:
         """Samples of z, partners for product pairs, and the first layer applied to all of them once."""
         num_samples = self.config.num_samples
-        z_MSBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
-        own_YBH = self.network.project(z_MSBD).flatten(0, 1)
-        moves_ZBH = own_YBH
+        z_MXBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
         partners = Partners.of(labels_B, self.memory)
         if negatives:
             rows_XB = partners.draw(num_samples * negatives, draws)
             pool_MQD = torch.cat([means_MBD, self.memory.means_MQD], dim=1)
             pool_scales_MQD = torch.cat([scales_MBD, self.memory.scales_MQD], dim=1)
-            z_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
-            moves_ZBH = torch.cat([own_YBH, self.network.project(z_MXBD).flatten(0, 1)])
-        plan = PairPlan.draw(pairs_P2, self.num_members, num_samples, negatives, draws)
+            others_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
+            z_MXBD = torch.cat([z_MXBD, others_MXBD], dim=1)
+        plan = PairPlan.draw(pairs_P2, num_samples, negatives, draws)
         of_class = self.network.of_class(labels_B)
-        return Comparison(own_YBH + of_class.first_BH, moves_ZBH, plan, of_class, partners.found_B)
+        first_MXBH = self.network.project(z_MXBD)
+        stays_MSBH = first_MXBH[:, :num_samples] + of_class.first_BH
+        return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, partners.found_B)
 
     def sample(
         self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator

@@ -55,7 +55,7 @@ class Partners:
 class PairPlan:
     """Which projected features are added up: both of one input (joint), or one of the two of its partner (product).
 
-    Rows count the batch's [M, S] samples first, then the partners' [M, S, R].
+    `first` counts the batch's samples [M, S]; `second` counts [M, S + S R], each member's partners behind its samples.
     """
 
     first_X: Tensor
@@ -63,12 +63,10 @@ class PairPlan:
     num_joint: int
 
     @classmethod
-    def draw(
-        cls, pairs_P2: Tensor, num_members: int, num_samples: int, negatives: int, generator: torch.Generator
-    ) -> "PairPlan":
-        device = pairs_P2.device
+    def draw(cls, pairs_P2: Tensor, num_samples: int, negatives: int, generator: torch.Generator) -> "PairPlan":
+        device, rows = pairs_P2.device, num_samples * (1 + negatives)
         samples_S = torch.arange(num_samples, device=device)
-        joint_2PS = pairs_P2.T[:, :, None] * num_samples + samples_S
+        one_P1, other_P1 = pairs_P2.split(1, dim=1)
         # Which of the two members is drawn from elsewhere is random (METHOD decision 12).
         moved_PSR = torch.randint(
             2, (len(pairs_P2), num_samples, negatives), generator=generator, device=generator.device
@@ -77,9 +75,9 @@ class PairPlan:
         moves_PSR = torch.gather(pairs_P2, 1, moved_PSR.flatten(1)).view_as(moved_PSR)
         draws_SR = samples_S[:, None] * negatives + torch.arange(negatives, device=device)
         own_PSR = stays_PSR * num_samples + samples_S[:, None]
-        partner_PSR = num_members * num_samples + moves_PSR * (num_samples * negatives) + draws_SR
+        partner_PSR = moves_PSR * rows + num_samples + draws_SR
         return cls(
-            torch.cat([joint_2PS[0].flatten(), own_PSR.flatten()]),
-            torch.cat([joint_2PS[1].flatten(), partner_PSR.flatten()]),
+            torch.cat([(one_P1 * num_samples + samples_S).flatten(), own_PSR.flatten()]),
+            torch.cat([(other_P1 * rows + samples_S).flatten(), partner_PSR.flatten()]),
             len(pairs_P2) * num_samples,
         )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -69,25 +70,22 @@ def test_blockwise_equals_autograd():
     means, scales = torch.randn(3, 7, 8).double(), torch.rand(3, 7, 8).double()
     draws = torch.Generator()
     results = []
-    for loss_of in (
-        lambda compared: w.cross_entropy(compared, *compared.targets()),
-        lambda compared: plain(w, compared),
-    ):
+    for differentiate in (w.differentiate, partial(by_autograd, w)):
         draws.manual_seed(5)
         w.zero_grad()
         compared = w.compare(means, scales, labels, w.pairs_P2, 4, PREDICTED, draws)
-        loss, logits = loss_of(compared)
-        (3 * loss).backward()
-        results.append((loss.detach(), logits, *(p.grad.clone() for p in w.network.parameters())))
+        results.append(
+            (*differentiate(compared, *compared.targets()), *(p.grad.clone() for p in w.network.parameters()))
+        )
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
 
 
-def plain(w, compared):
+def by_autograd(w, compared, targets, weights):
     logits = w.logits(compared)
-    targets, weights = compared.targets()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
-    return loss, logits.detach()
+    loss.backward()
+    return loss.detach(), logits.detach()
 
 
 def test_unconditional_has_no_embedding_and_one_output():

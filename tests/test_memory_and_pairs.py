@@ -63,18 +63,18 @@ def test_plan_pairs_each_joint_row_once_and_moves_either_member():
     generator = torch.Generator().manual_seed(2)
     pairs = torch.combinations(torch.arange(4))
     num_samples, negatives = 3, 5
-    plan = PairPlan.draw(pairs, 4, num_samples, negatives, generator)
+    plan = PairPlan.draw(pairs, num_samples, negatives, generator)
     assert plan.num_joint == len(pairs) * num_samples
-    member_of = lambda row: row // num_samples if row < 12 else (row - 12) // (num_samples * negatives)  # noqa: E731
-    sample_of = lambda row: row % num_samples if row < 12 else (row - 12) // negatives % num_samples  # noqa: E731
     moved = set()
     for row, (first, second) in enumerate(zip(plan.first_X.tolist(), plan.second_X.tolist(), strict=True)):
         joint = row < plan.num_joint
         pair = row // num_samples if joint else (row - plan.num_joint) // (num_samples * negatives)
-        assert {member_of(first), member_of(second)} == set(pairs[pair].tolist())
-        assert first < 12 and (second < 12) == joint
-        assert sample_of(first) == sample_of(second)
-        moved.add((pair, member_of(second)))
+        stays, sample = divmod(first, num_samples)
+        moves, drawn = divmod(second, num_samples * (1 + negatives))
+        assert {stays, moves} == set(pairs[pair].tolist())
+        assert (drawn < num_samples) == joint
+        assert sample == (drawn if joint else (drawn - num_samples) // negatives)
+        moved.add((pair, moves))
     assert len(moved) == 2 * len(pairs)
 
 

@@ -48,8 +48,7 @@ def test_members_and_discriminator_stay_on_their_device(fake_cuda, overrides):
     terms = w.redundancy(features.means_MBD, features.scales_MBD, classes, w.pairs_P2, now, draws)
     assert all(term.device == CUDA for term in terms.values())
     compared = w.compare(features.means_MBD, features.scales_MBD, classes, w.pairs_P2, 4, now, draws)
-    loss, _ = w.cross_entropy(compared, *compared.targets())
-    assert loss.device == CUDA
+    assert w.cross_entropy(w.logits(compared), *compared.targets()).device == CUDA
     w.memory.write(features.means_MBD.detach(), features.scales_MBD.detach(), classes)
     for view in one.views(encodings, one.fields(encodings), gathered, labels):
         assert all(part.device == CUDA for part in one.method.losses(view, now).values())
