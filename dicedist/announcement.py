@@ -20,8 +20,8 @@ def announce(
     placement = exchange.placement
     records = exchange.report({"device": str(world.device), "host": world.host})
     rows = [
-        [rank, record["device"], record["host"], ", ".join(placement.parts_on(rank))]
-        for rank, record in enumerate(records)
+        [rank, record["device"], record["host"], parts]
+        for rank, (record, parts) in enumerate(zip(records, placement.parts, strict=False))  # the others get no records
     ]
     tracker.say(table(["rank", "device", "host", "parts"], rows))
     num_common = sum(parameter.numel() for parameter in hosted.common_parameters)

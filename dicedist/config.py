@@ -20,6 +20,7 @@ from dicedist.networks import NetworkConfig
 from dicedist.objectives import MethodConfig
 from dicedist.placement import EnsembleConfig
 from dicedist.schedules import Schedules, SchedulesConfig
+from dicedist.tracking import TrackingConfig
 
 PACKAGED = Path(__file__).parent / "conf"
 CONF = PACKAGED if PACKAGED.exists() else Path(__file__).parent.parent / "conf"
@@ -35,6 +36,7 @@ MAY_CHANGE = (
     "evaluate.",
     "ood.",
     "distributed.",
+    "tracking.",
     "data.root",
     "data.download",
     "data.num_threads",
@@ -118,6 +120,7 @@ class Config:
     evaluate: EvaluateConfig
     ood: OodConfig
     distributed: DistributedConfig
+    tracking: TrackingConfig
 
     def schedule(self) -> Schedules:
         return Schedules(self.schedules, self.optimizer.lr, self.bottleneck.log_beta, self.epochs)
@@ -292,10 +295,12 @@ def validate(config: Config) -> None:
         "evaluate.average": (config.evaluate.average, ("logits", "probabilities")),
         "redundancy.scale": (redundancy.scale, ("predicted", "one", "none")),
         "redundancy.terms": (redundancy.terms, ("lhs", "rhs", "both")),
+        "tracking.to": (config.tracking.to, ("mlflow", "none")),
+        "tracking.model": (config.tracking.model, ("images", "tensors", None)),
     }
     for name, (choice, known) in choices.items():
         if choice not in known:
-            raise ValueError(f"{name}={choice}: write one of {', '.join(known)}")
+            raise ValueError(f"{name}={choice}: write one of {', '.join(map(str, known))}")
     validate_numbers(config)
     data.validate(config.data)
 

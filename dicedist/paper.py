@@ -10,22 +10,14 @@ A cell is a file of conf/experiment/. Stopped at any time, the same command cont
 """
 
 import argparse
-import functools
-import json
-import os
 import re
 import statistics
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from dicedist import resume
-from dicedist.config import CONF, Config, compose_config, load_config, nearest
-from dicedist.objectives import Method
+from dicedist.config import CONF, nearest
+from dicedist.jobs import Job, ranks_for
 from dicedist.signals import Stopped
 from dicedist.tables import table
 from dicedist.world import EXIT_STOPPED, EXIT_USER, command
@@ -62,11 +54,12 @@ def run(arguments: Sequence[str]) -> None:
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     overrides = (*options.overrides, f"run.dir={options.dir}")
-    runs = [(cell.name, seed) for cell in dict.fromkeys(cell for cell, _ in cells) for seed in seeds]
+    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in cells}
+    every = [job for of_cell in jobs.values() for job in of_cell]
     try:
-        failed = [f"{name} seed {seed}" for name, seed in runs if not finish(name, seed, overrides, options.nproc)]
+        failed = [job.name for job in every if not finish(job, options.nproc or ranks_for(job.config))]
     finally:
-        print(results(cells, seeds, overrides))
+        print(results(cells, jobs))
     if failed:
         raise ValueError(f"failed, see above: {', '.join(failed)}; the same command tries again")
 
@@ -130,17 +123,16 @@ def chosen(options: argparse.Namespace, cells: Sequence[Cell]) -> list[tuple[Cel
     return every
 
 
-def finish(name: str, seed: int, overrides: tuple[str, ...], nproc: int | None) -> bool:
+def job_of(cell: Cell, seed: int, overrides: tuple[str, ...]) -> Job:
+    return Job(f"{cell.name} seed {seed}", (f"experiment={cell.name}", f"seed={seed}", *overrides))
+
+
+def finish(job: Job, ranks: int) -> bool:
     """Start or continue a run unless it is finished; whether it is now."""
-    config = config_of(name, seed, overrides)
-    if result_of(config) is not None:
+    if job.result is not None:
         return True
-    ranks = nproc or ranks_for(config)
-    print(f"\n== {name}, seed {seed}, on {ranks} process{'es' if ranks > 1 else ''}", flush=True)
-    start = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *start, "dicedist.train", f"experiment={name}", f"seed={seed}", *overrides]
-    )
+    print(f"\n== {job.name} on {ranks} process{'es' if ranks > 1 else ''}", flush=True)
+    process = job.start(ranks)
     try:
         code = process.wait()
     except Stopped:
@@ -150,40 +142,16 @@ def finish(name: str, seed: int, overrides: tuple[str, ...], nproc: int | None) 
     if code == EXIT_STOPPED:
         raise Stopped
     if code == EXIT_USER:
-        raise ValueError(f"{name} was refused, see above")
-    return code == 0 and result_of(config) is not None
+        raise ValueError(f"{job.name} was refused, see above")
+    return code == 0 and job.result is not None
 
 
-@functools.cache
-def config_of(name: str, seed: int, overrides: tuple[str, ...]) -> Config:
-    return compose_config([f"experiment={name}", f"seed={seed}", *overrides])
-
-
-def ranks_for(config: Config) -> int:
-    """A part a GPU, or on a CPU a part a core, as far as they go."""
-    devices = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    size = config.ensemble.size
-    assert isinstance(size, int)
-    return min(devices, size + (Method(config.method).redundancy is not None))
-
-
-def result_of(config: Config) -> dict | None:
-    """What the finished run found; None if there is none, or one of another length."""
-    folder = resume.run_folder(config)
-    if not (folder / resume.RESULT).exists() or not (folder / resume.CONFIG).exists():
-        return None
-    trained = load_config(folder / resume.CONFIG)
-    if (trained.epochs, trained.max_steps) != (config.epochs, config.max_steps):
-        return None
-    return json.loads((folder / resume.RESULT).read_text())
-
-
-def results(cells: Sequence[tuple[Cell, Figure]], seeds: Sequence[int], overrides: tuple[str, ...]) -> str:
+def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Job]]) -> str:
     rows = []
     for cell, figure in cells:
-        found = [result_of(config_of(cell.name, seed, overrides)) for seed in seeds]
+        found = [job.result for job in jobs[cell.name]]
         accuracies = [100 * result[figure.measure]["accuracy"] for result in found if result is not None]
-        rows.append([cell.name, figure.measure, str(figure), spread(accuracies), f"{len(accuracies)} of {len(seeds)}"])
+        rows.append([cell.name, figure.measure, str(figure), spread(accuracies), f"{len(accuracies)} of {len(found)}"])
     return table(["cell", "accuracy of", "paper", "ours", "seeds"], rows)
 
 

@@ -31,6 +31,11 @@ class Placement:
     def member_ranks(self) -> list[int]:
         return sorted(set(self.host_of))
 
+    @property
+    def parts(self) -> list[str]:
+        """What each rank hosts, for people."""
+        return [", ".join(self.parts_on(rank)) for rank in range(self.world_size)]
+
     def members_on(self, rank: int) -> list[int]:
         return [member for member, host in enumerate(self.host_of) if host == rank]
 

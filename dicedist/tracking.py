@@ -4,16 +4,32 @@ import contextlib
 import itertools
 import json
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-RECORDS = "metrics.jsonl"
+from dicedist.world import LAUNCHER
+
+RECORDS = "metrics.jsonl"  # the same for every run of one config and seed, however often it was stopped
+SYSTEM = "system.jsonl"  # what depends on the machine: pace, load, memory
+ENVIRONMENT = "environment.json"
+
+
+@dataclass
+class TrackingConfig:
+    to: str  # mlflow | none
+    uri: str | None
+    experiment: str
+    model: str | None  # images | tensors: what the logged model takes
+    register: str | None
 
 
 class Ledger:
@@ -59,13 +75,16 @@ class Tracker:
     of an interval that it cut are still part of that interval's means.
     """
 
-    def __init__(self, run: Path, total_steps: int, first_step: int, kept: Mapping[str, Any] | None):
+    def __init__(
+        self, run: Path, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: TrackingConfig
+    ):
         kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
         self.path = run / RECORDS
         self.pending: dict[str, list[float]] = kept["pending"]
         self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
         self.size = size_of(self.path, self.lines)
         self.progress = Progress(total_steps, first_step)
+        self.mirror = start_mirror(run) if config.to == "mlflow" else None
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
@@ -103,6 +122,10 @@ class Tracker:
             return
         self.size, self.lines, self.unwritten = self.size + len(text), self.lines + len(self.unwritten), []
 
+    def log_system(self, step: int, figures: Mapping[str, float]) -> None:
+        with contextlib.suppress(OSError), self.path.with_name(SYSTEM).open("a") as file:
+            file.write(json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n")
+
     def say(self, text: str) -> None:
         self.progress.clear()
         put(sys.stdout, f"{text}\n")
@@ -111,8 +134,13 @@ class Tracker:
         self.progress.clear()
         warn(text)
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
+        """Training FINISHED or was KILLED: only the former has the time to wait until MLflow has received it all."""
         self.progress.clear()
+        if self.mirror is None:
+            return
+        with contextlib.suppress(OSError):  # it may have given up
+            self.mirror.communicate(status, timeout=None if status == "FINISHED" else 0)
 
 
 class SilentTracker(Tracker):
@@ -131,14 +159,30 @@ class SilentTracker(Tracker):
     def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
         pass
 
+    def log_system(self, step: int, figures: Mapping[str, float]) -> None:
+        pass
+
     def say(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         pass
+
+
+def start_mirror(run: Path) -> "subprocess.Popen[str]":
+    """It learns how training ended from what is written to it, or from the silence after a crash."""
+    ranks_own = ("WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER)
+    environment = {key: value for key, value in os.environ.items() if key not in ranks_own}
+    return subprocess.Popen(
+        [sys.executable, "-m", "dicedist.mirror", str(run), "--follow"],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # signals to the ranks are not for it
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+    )
 
 
 def warn(text: str) -> None:

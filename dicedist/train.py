@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from dicedist import checkpoint, metrics, resume, signals
+from dicedist import checkpoint, environment, metrics, resume, signals
 from dicedist.announcement import announce
 from dicedist.assessment import BATCH, Assessor, show
 from dicedist.config import Config, compose_config, load_config, show_help
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
+from dicedist.environment import Pace
 from dicedist.evaluate import load_discriminator
 from dicedist.inference import read
 from dicedist.lock import locked
@@ -48,8 +49,7 @@ def run(arguments: Sequence[str]) -> None:
     config.ensemble.size = placement.num_members
     check(config, method, placement)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
-    parts = [", ".join(placement.parts_on(rank)) for rank in range(placement.world_size)]
-    with joined(config.distributed.timeout, parts) as world:
+    with joined(config.distributed.timeout, placement.parts) as world:
         with locked(directory) if world.rank == REPORTER else contextlib.nullcontext():
             Trainer(config, method, placement, source, world).run()
 
@@ -72,8 +72,12 @@ class Trainer:
         self.stopping = False
         self.asked: Callable[[], int] = lambda: False  # whether any rank was asked to stop before the last step
         records = self.continue_run()
-        reports = world.rank == REPORTER
-        self.tracker = Tracker(self.directory, self.total_steps, self.done, records) if reports else SilentTracker()
+        self.tracker = (
+            Tracker(self.directory, self.total_steps, self.done, records, config.tracking)
+            if world.rank == REPORTER
+            else SilentTracker()
+        )
+        self.pace = Pace(config.batch_size, self.done)
         mine = [part for part in self.hosted.parts if not part.replicated or world.rank == placement.member_ranks[0]]
         self.saver = Saver(
             self.directory, config.checkpoint, self.steps_per_epoch, mine, self.exchange, self.done, self.tracker.warn
@@ -84,6 +88,7 @@ class Trainer:
         found = None
         if self.world.rank == REPORTER:
             found = resume.find(self.directory, self.config, self.source.data_digest, warn)
+            environment.note(self.directory, self.placement.parts, self.source.data_digest)
         step = self.exchange.any_rank(found.step if found else -1)
         if step < 0:
             return None
@@ -109,10 +114,14 @@ class Trainer:
             self.tracker.say(
                 f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.directory}"
             )
-        self.train()
-        self.loader.close()
-        self.assess()
-        self.tracker.close()
+        try:
+            self.train()
+            self.loader.close()
+            self.assess()
+        except signals.Stopped:
+            self.tracker.close("KILLED")
+            raise
+        self.tracker.close("FINISHED")
 
     def train(self) -> None:
         """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
@@ -148,7 +157,13 @@ class Trainer:
         values, fault = self.ledger.drain()
         scales = {part.name: self.step.scaler.state_dict() for part in self.hosted.learners}
         records = self.exchange.report(
-            {"values": values, "fault": fault, "written": self.saver.report(), "loss_scales": scales}
+            {
+                "values": values,
+                "fault": fault,
+                "written": self.saver.report(),
+                "loss_scales": scales,
+                "system": environment.node_figures(self.world),
+            }
         )
         self.saver.receive([record["written"] for record in records])
         due = self.world.rank == REPORTER and not self.validation_due and self.saver.due(self.done)
@@ -160,6 +175,10 @@ class Trainer:
             self.loss_scales |= record["loss_scales"]
         if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
             self.tracker.summarise(self.done, self.done / self.steps_per_epoch)
+            figures = self.pace.figures(self.done)
+            for record in records:
+                figures |= record["system"]
+            self.tracker.log_system(self.done, figures)
         if agreed == SAVE:
             self.saver.start(self.done, self.about())
 

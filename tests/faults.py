@@ -29,7 +29,7 @@ RANKS, STEPS, PATIENCE = 3, 60, 240  # seconds
 SETTINGS = [
     "data=shapes", "data.train_limit=96", "batch_size=16", "network=resnet8", "ensemble.size=2", "epochs=10",
     "log.every_steps=4", "checkpoint.every_steps=5", "evaluate.every_epochs=5", "run.name=tiny",
-    "distributed.timeout=10",
+    "distributed.timeout=10", "tracking=none",
 ]  # fmt: skip
 STOPPED = 75
 

@@ -11,7 +11,15 @@ from safetensors.torch import load_file
 
 from dicedist import evaluate, metrics, train
 
-TINY = ["data=shapes", "network=resnet8", "ensemble.size=3", "data.train_limit=96", "batch_size=32", "epochs=1"]
+TINY = [
+    "data=shapes",
+    "network=resnet8",
+    "ensemble.size=3",
+    "data.train_limit=96",
+    "batch_size=32",
+    "epochs=1",
+    "tracking=none",
+]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from dicedist import evaluate, paper, train
+from dicedist import evaluate, jobs, paper, train
 from dicedist.config import CONF, compose_config, save_config
 from dicedist.resume import run_folder
 from dicedist.signals import Stopped
@@ -69,7 +69,7 @@ class Trainings:
     def __init__(self, codes):
         self.codes, self.commands = list(codes), []
 
-    def __call__(self, command):
+    def __call__(self, command, **settings):
         self.commands.append(command)
         self.code = self.codes.pop(0)
         if self.code == 0:
@@ -88,7 +88,7 @@ class Trainings:
 
 def run_paper(monkeypatch, tmp_path, codes, *arguments):
     trainings = Trainings(codes)
-    monkeypatch.setattr(paper.subprocess, "Popen", trainings)
+    monkeypatch.setattr(jobs.subprocess, "Popen", trainings)
     cell = ["--cell", "cifar100/resnet32-branch3-okddip", "--dir", str(tmp_path)]
     try:
         paper.run([*cell, *arguments])
@@ -127,7 +127,8 @@ def test_failed_runs_are_named_and_refused_ones_end_it(monkeypatch, tmp_path):
 
 def test_the_student_is_measured_alone(tmp_path, capsys):
     tiny = ["data=shapes", "network=resnet8", "ensemble.size=3", "data.train_limit=64", "batch_size=32", "epochs=1"]
-    train.run([*tiny, "method=okddip_dice", "structure=branch", f"run.dir={tmp_path}", "run.name=tiny"])
+    kind = ["method=okddip_dice", "structure=branch", "tracking=none"]
+    train.run([*tiny, *kind, f"run.dir={tmp_path}", "run.name=tiny"])
     result = json.loads((tmp_path / "tiny" / "evaluation.json").read_text())
     assert result["student"] == result["members"]["per_member"][2]
     assert {"accuracy", "nll", "ece"} <= result["student"].keys()

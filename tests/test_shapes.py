@@ -20,8 +20,8 @@ def splits():
 @pytest.mark.parametrize(
     ("split", "sha256"),
     [
-        ("train", "14e64dafdb63a6b3f9335d992a49cbe414c87b49b15a17e38c6896ddc6d936c8"),
-        ("test", "b04d67d9c7e939b28291352f46cd4edc92c2e3ef7533be220c5346b958d310d8"),
+        ("train", "4214a0855e8337b258f3be0f8fec65591c6ad15e2a9bcd6bd189c05fbc9d77e4"),
+        ("test", "6115c0c077606849e94ebc9541042af127beb76860edead5f8179f8650a0e9ff"),
     ],
 )
 def test_the_same_bytes_on_every_machine(splits, split, sha256):

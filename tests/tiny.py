@@ -17,6 +17,7 @@ from dicedist.world import World
 TINY = [
     "data=shapes", "data.train_limit=48", "data.pipeline=torch", "batch_size=16", "network=resnet8", "ensemble.size=2",
     "epochs=4", "log.every_steps=4", "checkpoint.every_steps=5", "evaluate.every_epochs=2", "run.name=tiny",
+    "tracking=none",
 ]  # fmt: skip
 STEPS = 12
 

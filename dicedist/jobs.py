@@ -1,0 +1,61 @@
+"""Trainings that another program starts, one process group each: sweeps and the paper's tables."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+
+from dicedist import resume
+from dicedist.config import Config, compose_config, load_config
+from dicedist.objectives import Method
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    overrides: tuple[str, ...]
+
+    @functools.cached_property
+    def config(self) -> Config:
+        return compose_config(self.overrides)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the finished run found; None if there is none, or one of another length."""
+        folder = resume.run_folder(self.config)
+        if not (folder / resume.RESULT).exists() or not (folder / resume.CONFIG).exists():
+            return None
+        trained = load_config(folder / resume.CONFIG)
+        if (trained.epochs, trained.max_steps) != (self.config.epochs, self.config.max_steps):
+            return None
+        return json.loads((folder / resume.RESULT).read_text())
+
+    def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen:
+        """Start or continue it, on some of the GPUs only, its output into a log."""
+        launch = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
+        visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        return subprocess.Popen(
+            [sys.executable, "-m", *launch, "dicedist.train", *self.overrides],
+            env={**os.environ, **visible},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def num_devices() -> int:
+    """GPUs, or on a CPU cores."""
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def ranks_for(config: Config) -> int:
+    """A part a device, as far as they go."""
+    size = config.ensemble.size
+    if not isinstance(size, int):
+        return num_devices()
+    return min(num_devices(), size + (Method(config.method).redundancy is not None))

@@ -1,0 +1,232 @@
+"""Send a run's records to MLflow: training starts this beside itself, and by hand it sends what a server missed.
+
+Example:
+    python -m dicedist.mirror runs/NAME
+
+A process of its own that only reads the run's folder: a slow or dead server costs training nothing, lines wait on the
+disk until they are received, and a training that was killed is still marked as failed. How much was received is
+kept in mirror.json, so a run that resumes continues the same MLflow run and sends no line twice.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dicedist.config import Config, flat, load_config
+from dicedist.resume import CONFIG, RESULT
+from dicedist.tracking import ENVIRONMENT, RECORDS, SYSTEM, warn
+from dicedist.world import command
+
+STATE = "mirror.json"
+INTERVAL = 2.0  # seconds between two looks at the records
+PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits for one call
+T = TypeVar("T")
+ENDINGS = ("FINISHED", "KILLED", "FAILED")
+
+
+def run(arguments: Sequence[str]) -> None:
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    if "--help" in arguments or "-h" in arguments or len(names) != 1:
+        print(__doc__)
+        return
+    directory = Path(names[0])
+    if not (directory / CONFIG).is_file():
+        raise ValueError(f"{directory} is not a run: it has no {CONFIG} (runs are folders under runs/)")
+    follow = "--follow" in arguments
+    if follow:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)  # it ends after training does
+        os.nice(10)
+    with only_one(directory):
+        mirror = Mirror(directory, load_config(directory / CONFIG))
+        if follow:
+            mirror.follow()
+        received = mirror.finish()
+    if not received:
+        raise ValueError(f"MLflow did not answer; `python -m dicedist.mirror {directory}` sends the rest")
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """A restarted training may come back before the mirror of its last attempt has ended."""
+    with (directory / ".mirror.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Mirror:
+    def __init__(self, directory: Path, config: Config):
+        # mlflow would try for minutes; here the next look at the records is the next try.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        from mlflow import MlflowClient
+
+        self.directory, self.config = directory, config
+        self.uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        self.client = MlflowClient(self.uri)
+        self.state: dict[str, Any] = {"uri": self.uri, "run_id": None, "received": {}, "status": "RUNNING"}
+        if (saved := read_json(directory / STATE)).get("uri") == self.uri:
+            self.state |= saved
+        self.warned = False
+
+    def follow(self) -> None:
+        """Until training says how it ended, or is gone without a word."""
+        ended = threading.Event()
+        last_word = ["FAILED"]
+
+        def listen() -> None:
+            last_word[0] = sys.stdin.readline().strip() or "FAILED"
+            ended.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        self.keep(status="RUNNING", completed=[])
+        self.attempt(self.begin)
+        while not ended.wait(INTERVAL):
+            self.attempt(self.send_records)
+        self.keep(status=last_word[0])
+
+    def finish(self) -> bool:
+        """Everything that is left; whether it was received."""
+        silent_since = time.monotonic()
+        tasks: list[Callable[[], None]] = [self.begin, self.send_records]
+        if self.state["status"] == "FINISHED":
+            tasks += [self.send_result, self.send_files]
+        for task in [*tasks, self.send_status]:
+            while not self.attempt(task):
+                if time.monotonic() - silent_since > PATIENCE:
+                    return False
+                time.sleep(INTERVAL)
+            silent_since = time.monotonic()
+        return True
+
+    def attempt(self, task: Callable[[], None]) -> bool:
+        """A task that was done before is done; one that fails is told of once."""
+        if task.__name__ in self.state.get("completed", []):
+            return True
+        try:
+            task()
+        except Exception as error:
+            if not self.warned:
+                reason = " ".join(str(error).split())[:200]
+                warn(f"MLflow at {self.uri} does not take the records, they wait in {self.directory}: {reason}")
+                self.warned = True
+            return False
+        return True
+
+    def begin(self) -> None:
+        """Make the run, or open the one that was made before."""
+        if self.state["run_id"] is not None:
+            self.client.update_run(self.state["run_id"], status="RUNNING")
+            self.client.log_batch(self.state["run_id"], tags=self.tags())
+            return
+        name = self.config.tracking.experiment
+        experiment = self.client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        made = self.client.create_run(number, run_name=self.config.run.name)
+        self.keep(run_id=made.info.run_id)
+        self.client.log_batch(made.info.run_id, tags=self.tags())
+        for some in chunks(self.parameters(), MOST_PARAMS):
+            self.client.log_batch(made.info.run_id, params=some)
+
+    def parameters(self) -> list[Any]:
+        from mlflow.entities import Param
+        from omegaconf import OmegaConf
+
+        values = flat(OmegaConf.to_container(OmegaConf.structured(self.config)))
+        return [Param(key, str(value)[:LONGEST_PARAM]) for key, value in values.items()]
+
+    def tags(self) -> list[Any]:
+        from mlflow.entities import RunTag
+
+        about = {"run": str(self.directory.resolve()), **read_json(self.directory / ENVIRONMENT)}
+        tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]
+        commit = about.get("git_commit")
+        return [*tags, *([RunTag("mlflow.source.git.commit", commit)] if commit else [])]
+
+    def send_records(self) -> None:
+        if self.state["run_id"] is None:
+            self.begin()
+        for name in (RECORDS, SYSTEM):
+            received = self.state["received"].get(name, 0)
+            lines = whole_lines(self.directory / name)[received:]
+            # Records before a checkpoint that a run went back to come again, the same as before: those are skipped.
+            for some in chunks(lines, 20):
+                metrics = [metric for line in some for metric in as_metrics(json.loads(line))]
+                for batch in chunks(metrics, MOST_METRICS):
+                    self.client.log_batch(self.state["run_id"], metrics=batch)
+                received += len(some)
+                self.keep(received={**self.state["received"], name: received})
+
+    def send_result(self) -> None:
+        measures = flat(read_json(self.directory / RESULT))
+        values = {f"test/{name.replace('.', '/')}": value for name, value in measures.items() if is_number(value)}
+        metrics = as_metrics({"step": 0, **values})
+        for batch in chunks(metrics, MOST_METRICS):
+            self.client.log_batch(self.state["run_id"], metrics=batch)
+        self.complete("send_result")
+
+    def send_files(self) -> None:
+        from dicedist.report import write_report
+
+        write_report([self.directory], self.directory / "report.html")
+        for name in (CONFIG, ENVIRONMENT, RESULT, RECORDS, "report.html"):
+            if (self.directory / name).exists():
+                self.client.log_artifact(self.state["run_id"], str(self.directory / name))
+        self.complete("send_files")
+
+    def send_status(self) -> None:
+        if self.state["status"] in ENDINGS:
+            self.client.set_terminated(self.state["run_id"], self.state["status"])
+
+    def complete(self, task: str) -> None:
+        self.keep(completed=[*self.state.get("completed", []), task])
+
+    def keep(self, **changes: Any) -> None:
+        """Under its name only when it is whole."""
+        self.state |= changes
+        draft = self.directory / f".{STATE}.partial"
+        draft.write_text(json.dumps(self.state))
+        draft.rename(self.directory / STATE)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def as_metrics(record: dict[str, Any]) -> list[Any]:
+    from mlflow.entities import Metric
+
+    now, step = round(1000 * record.get("time", time.time())), int(record["step"])
+    values = {name: value for name, value in record.items() if name not in ("step", "time") and is_number(value)}
+    return [Metric(name, float(value), now, step) for name, value in values.items()]
+
+
+def chunks(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+if __name__ == "__main__":
+    command(run)

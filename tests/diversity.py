@@ -1,0 +1,33 @@
+"""The table of launch/diversity: fails unless redundancy is lower under DICE than with delta 0, in every seed.
+
+Redundancy is the mean over pairs of members, in nats, read on test features by a discriminator that was trained anew on
+training features, the same way for all runs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+
+from dicedist.tables import table
+
+
+def main(directory, *seeds):
+    rows, lower = [], []
+    for seed in seeds:
+        nats = []
+        for delta in ("auto", "0"):
+            text = (Path(directory) / f"delta-{delta}-seed{seed}" / "fresh" / "evaluation.json").read_text()
+            result = json.loads(text)
+            nats.append(mean(result["redundancy"]["nats_P"]))
+            accuracies = [100 * member["accuracy"] for member in result["members"]["per_member"]]
+            ensemble, errors = 100 * result["ensemble"]["accuracy"], result["diversity"]["ratio_error"]
+            rows.append([int(seed), delta, nats[-1], errors, mean(accuracies), max(accuracies), ensemble])
+        lower.append(nats[0] < nats[1])
+    print(table(["seed", "delta", "redundancy, nats", "ratio-error", "members %", "best member %", "ensemble %"], rows))
+    print(f"redundancy is lower under DICE in {sum(lower)} of {len(lower)} seeds")
+    return not all(lower)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""MLflow gets what the run's folder holds: once, in order, however often training or the server went away."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from dicedist import mirror
+from dicedist.config import compose_config, load_config, save_config
+from dicedist.mirror import Mirror
+
+SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+
+
+def a_run(directory, *overrides):
+    """A folder as training has it after its start."""
+    directory.mkdir()
+    save_config(compose_config([*SETTINGS, *overrides]), directory / "config.yaml")
+    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
+    record(directory, range(1, 4))
+    return directory
+
+
+def record(directory, steps):
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
+
+
+def opened(directory):
+    return Mirror(directory, load_config(directory / "config.yaml"))
+
+
+def received(client, directory, name="train/members/loss"):
+    run_id = json.loads((directory / "mirror.json").read_text())["run_id"]
+    return client.get_run(run_id), [(m.step, m.value) for m in client.get_metric_history(run_id, name)]
+
+
+def follow(directory, last_word):
+    """Training that says how it ended, or nothing at all."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True
+    )
+    process.communicate(last_word, timeout=120)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """An empty sqlite store: making its tables takes seconds, so tests share it."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+    return uri, MlflowClient(uri)
+
+
+def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=resumed")
+    follow(directory, "")
+    run, losses = received(client, directory)
+    assert (run.info.status, run.info.run_name) == ("FAILED", "tiny")
+    assert losses == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert run.data.params["batch_size"] == "128" and run.data.params["method.name"] == "dice"
+    assert run.data.tags["mlflow.source.git.commit"] == "abc"
+    assert "member 0" in run.data.tags["dicedist.placement"]
+
+    # It goes back to a checkpoint after step 2 and comes to the same step 3 again, then further.
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:2]))
+    record(directory, range(3, 6))
+    follow(directory, "KILLED")
+    again, losses = received(client, directory)
+    assert (again.info.run_id, again.info.status) == (run.info.run_id, "KILLED")
+    assert [step for step, _ in losses] == [1, 2, 3, 4, 5]
+
+    result = {"ensemble": {"accuracy": 0.75}, "class_names": ["a"], "redundancy": None, "average": "logits"}
+    (directory / "evaluation.json").write_text(json.dumps(result))
+    follow(directory, "KILLED")
+    assert "test/ensemble/accuracy" not in received(client, directory)[0].data.metrics
+
+
+def test_a_half_written_line_waits(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = opened(directory)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "train/mem')
+    sender.send_records()
+    assert [step for step, _ in received(client, directory)[1]] == [1, 2, 3]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A real `mlflow server` on loopback, which may be killed and started again on what it stored."""
+
+    def __init__(self, directory):
+        self.directory, self.port = directory, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+             "--workers", "1", "--backend-store-uri", f"sqlite:///{self.directory}/server.db",
+             "--artifacts-destination", str(self.directory / "artifacts")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError("mlflow server did not come up")
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mirror, "PATIENCE", 1)
+    monkeypatch.setattr(mirror, "INTERVAL", 0.2)
+    server = Server(tmp_path)
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
+    with pytest.raises(ValueError, match="MLflow did not answer; `python -m dicedist.mirror .*tiny` sends the rest"):
+        mirror.run([str(directory)])
+    assert capsys.readouterr().err.count("they wait in") == 1  # one line, not one a try
+
+    server.start()
+    try:
+        mirror.run([str(directory)])
+        record(directory, range(4, 6))
+    finally:
+        server.kill()
+    sender = opened(directory)
+    assert not sender.attempt(sender.send_records)
+    server.start()
+    try:
+        assert sender.attempt(sender.send_records)
+        (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
+        sender.keep(status="FINISHED")
+        assert sender.attempt(sender.send_result)
+        assert sender.attempt(sender.send_status)
+        run, losses = received(MlflowClient(server.uri), directory)
+        assert [step for step, _ in losses] == [1, 2, 3, 4, 5]
+        assert run.info.status == "FINISHED" and run.data.metrics["test/ensemble/accuracy"] == 0.75
+    finally:
+        server.kill()
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(ValueError, match="is not a run"):
+        mirror.run([str(tmp_path)])
