@@ -169,8 +169,9 @@ def load_config(path: Path) -> Config:
 
 def with_newer_keys(loaded: DictConfig) -> DictConfig:
     """A run made before a key existed did what its default does."""
-    defaults = composed("train", [])
-    for key in OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded)):
+    missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
+    defaults = composed("train", []) if missing else None
+    for key in missing:
         OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
     return loaded
 
@@ -296,7 +297,7 @@ def validate(config: Config) -> None:
         "redundancy.scale": (redundancy.scale, ("predicted", "one", "none")),
         "redundancy.terms": (redundancy.terms, ("lhs", "rhs", "both")),
         "tracking.to": (config.tracking.to, ("mlflow", "none")),
-        "tracking.model": (config.tracking.model, ("images", "tensors", None)),
+        "tracking.model": (config.tracking.model, ("uint8", "float", None)),
     }
     for name, (choice, known) in choices.items():
         if choice not in known:

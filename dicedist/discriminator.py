@@ -90,6 +90,13 @@ class Network(nn.Module):
         hidden = F.leaky_relu(self.third(hidden), SLOPE)
         return torch.einsum("xbl,bl->xb", hidden, of_class.last_BL) + of_class.last_B
 
+    def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
+        """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant (decision 13)."""
+        first_MBH = self.project(means_MBD)
+        of_class = self.of_class(labels_B)
+        first_PBH = first_MBH[pairs_P2[:, 0]] + first_MBH[pairs_P2[:, 1]] + of_class.first_BH
+        return torch.sigmoid(-self.logits(first_PBH, of_class)).mean(0)
+
 
 @dataclass(frozen=True)
 class ClassRows:
@@ -286,11 +293,7 @@ class Discriminator(nn.Module):
 
     @torch.no_grad()
     def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
-        """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant (decision 13)."""
-        projected_MBH = self.network.project(means_MBD)
-        of_class = self.network.of_class(self.classes(labels_B))
-        first_PBH = projected_MBH[pairs_P2[:, 0]] + projected_MBH[pairs_P2[:, 1]] + of_class.first_BH
-        return torch.sigmoid(-self.network.logits(first_PBH, of_class)).mean(0)
+        return self.network.independence(means_MBD, self.classes(labels_B), pairs_P2)
 
     def classes(self, labels_B: Tensor) -> Tensor:
         return labels_B if self.conditional else torch.zeros_like(labels_B)

@@ -10,13 +10,16 @@ kept in mirror.json, so a run that resumes continues the same MLflow run and sen
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +29,11 @@ from dicedist.tracking import ENVIRONMENT, RECORDS, SYSTEM, warn
 from dicedist.world import command
 
 STATE = "mirror.json"
+SERVING = Path(__file__).with_name("serving.py")
 INTERVAL = 2.0  # seconds between two looks at the records
 PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits for one call
+UNANSWERED = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
 T = TypeVar("T")
 ENDINGS = ("FINISHED", "KILLED", "FAILED")
 
@@ -100,7 +105,7 @@ class Mirror:
         silent_since = time.monotonic()
         tasks: list[Callable[[], None]] = [self.begin, self.send_records]
         if self.state["status"] == "FINISHED":
-            tasks += [self.send_result, self.send_files]
+            tasks += [self.send_result, self.send_files, *([self.send_model] if self.config.tracking.model else [])]
         for task in [*tasks, self.send_status]:
             while not self.attempt(task):
                 if time.monotonic() - silent_since > PATIENCE:
@@ -110,17 +115,19 @@ class Mirror:
         return True
 
     def attempt(self, task: Callable[[], None]) -> bool:
-        """A task that was done before is done; one that fails is told of once."""
-        if task.__name__ in self.state.get("completed", []):
+        """Whether there is nothing left of it to do: a server that does not answer may come back, told of once."""
+        name = task.__name__
+        if name in self.state.get("completed", []):
             return True
         try:
             task()
         except Exception as error:
-            if not self.warned:
-                reason = " ".join(str(error).split())[:200]
-                warn(f"MLflow at {self.uri} does not take the records, they wait in {self.directory}: {reason}")
+            if isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
+                if not self.warned:
+                    warn(f"MLflow at {self.uri} does not answer, records wait in {self.directory}: {short(error)}")
                 self.warned = True
-            return False
+                return False
+            warn(f"{name.replace('_', ' ')} to MLflow at {self.uri}: {short(error)}")
         return True
 
     def begin(self) -> None:
@@ -184,6 +191,18 @@ class Mirror:
                 self.client.log_artifact(self.state["run_id"], str(self.directory / name))
         self.complete("send_files")
 
+    def send_model(self) -> None:
+        """The ensemble as one model, which runs no pickle, and is registered if it is given a name."""
+        import mlflow
+
+        mlflow.set_tracking_uri(self.uri)
+        name = self.config.tracking.register
+        silence = contextlib.redirect_stdout(io.StringIO())
+        with tempfile.TemporaryDirectory() as folder, silence, mlflow.start_run(run_id=self.state["run_id"]):
+            about = packed(self.directory, self.config.tracking.model, Path(folder) / "ensemble.pt2")
+            mlflow.pyfunc.log_model(name="ensemble", python_model=str(SERVING), registered_model_name=name, **about)
+        self.complete("send_model")
+
     def send_status(self) -> None:
         if self.state["status"] in ENDINGS:
             self.client.set_terminated(self.state["run_id"], self.state["status"])
@@ -197,6 +216,33 @@ class Mirror:
         draft = self.directory / f".{STATE}.partial"
         draft.write_text(json.dumps(self.state))
         draft.rename(self.directory / STATE)
+
+
+def packed(run: Path, images: str | None, path: Path) -> dict[str, Any]:
+    """Of a run's last checkpoint, what MLflow needs of a model: its file, what it takes and answers, what it needs."""
+    import numpy as np
+    import torch
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    from dicedist.ensemble import load_ensemble
+    from dicedist.export import export, images_to_check
+
+    ensemble = load_ensemble(run, images=images or "uint8")
+    example, _ = images_to_check(run, ensemble.about)
+    export(ensemble, path, "pt2", example)
+    answers = {name: value.numpy() for name, value in ensemble(example).items()}
+    outputs = [TensorSpec(value.dtype, (-1, *value.shape[1:]), name) for name, value in answers.items()]
+    return {
+        "artifacts": {"ensemble": str(path)},
+        "signature": ModelSignature(
+            Schema([TensorSpec(example.numpy().dtype, (-1, *example.shape[1:]))]),
+            Schema([TensorSpec(np.dtype("str"), (-1,), "class"), *outputs]),
+        ),
+        "input_example": example[:2].numpy(),
+        "metadata": {"class_names": ensemble.about.class_names},
+        "pip_requirements": [f"torch=={torch.__version__.partition('+')[0]}", f"mlflow=={version('mlflow')}"],
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -218,6 +264,10 @@ def as_metrics(record: dict[str, Any]) -> list[Any]:
     now, step = round(1000 * record.get("time", time.time())), int(record["step"])
     values = {name: value for name, value in record.items() if name not in ("step", "time") and is_number(value)}
     return [Metric(name, float(value), now, step) for name, value in values.items()]
+
+
+def short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def chunks(values: Sequence[T], size: int) -> list[Sequence[T]]:

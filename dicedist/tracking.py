@@ -28,7 +28,7 @@ class TrackingConfig:
     to: str  # mlflow | none
     uri: str | None
     experiment: str
-    model: str | None  # images | tensors: what the logged model takes
+    model: str | None  # uint8 | float: the images that the logged model takes
     register: str | None
 
 

@@ -189,6 +189,7 @@ class Trainer:
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": self.source.data_digest,
+            "source": {name: list(getattr(self.source, name)) for name in ("class_names", "mean", "std")},
         }
 
     def save_now(self) -> bool:

@@ -135,7 +135,7 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monk
     directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
     with pytest.raises(ValueError, match="MLflow did not answer; `python -m dicedist.mirror .*tiny` sends the rest"):
         mirror.run([str(directory)])
-    assert capsys.readouterr().err.count("they wait in") == 1  # one line, not one a try
+    assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one a try
 
     server.start()
     try:
