@@ -170,9 +170,10 @@ def load_config(path: Path) -> Config:
 def with_newer_keys(loaded: DictConfig) -> DictConfig:
     """A run made before a key existed did what its default does."""
     missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
-    defaults = composed("train", []) if missing else None
-    for key in missing:
-        OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+    if missing:
+        defaults = composed("train", [])
+        for key in missing:
+            OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
     return loaded
 
 

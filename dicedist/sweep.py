@@ -159,7 +159,7 @@ def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
     for job in jobs:
         values = dict(override.split("=", 1) for override in job.overrides)
         result = job.result
-        figures = ["-"] * 5
+        figures: list[Any] = ["-"] * 5
         if result is not None:
             members = fmean(member["accuracy"] for member in result["members"]["per_member"])
             ensemble, tempered = result["ensemble"], result["ensemble_tempered"]

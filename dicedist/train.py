@@ -62,9 +62,8 @@ class Trainer:
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
         self.step = Step.build(config, placement, world, source.num_classes, self.steps_per_epoch)
         self.hosted, self.exchange = self.step.hosted, self.step.exchange
-        self.loader = Loader(
-            source.train, config.data, source, config.batch_size, config.seed, world.device, self.hosted.members
-        )
+        members = placement.members_on(world.rank)
+        self.loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
         self.ledger = Ledger()
         self.directory = resume.run_folder(config)
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
