@@ -5,6 +5,7 @@ not mend, 75 stopped on request (the same command continues).
 """
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -124,6 +125,8 @@ class EndedElsewhere(Exception):
 def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run an entry point: an error is one line from one rank and an exit code; DICEDIST_DEBUG=1 adds tracebacks."""
     signals.listen()
+    if this_rank() > 0:
+        logging.disable(logging.WARNING)  # what all ranks notice, one of them tells
     try:
         run(sys.argv[1:])
     except (Exception, signals.Stopped) as error:
