@@ -1,5 +1,7 @@
 """What users may write, and the one line that they get for what they may not."""
 
+import re
+
 import pytest
 
 from dicedist import train
@@ -84,6 +86,16 @@ def test_a_saved_config_is_read_back_and_compared(tmp_path):
     (tmp_path / "config.yaml").write_text("[1, 2")
     with pytest.raises(ValueError, match="missing or damaged"):
         load_config(tmp_path / "config.yaml")
+
+
+def test_a_run_made_before_a_key_existed_did_what_the_default_does(tmp_path):
+    config = compose_config(["data=shapes", "method=ind", "ensemble.size=3"])
+    path = tmp_path / "config.yaml"
+    save_config(config, path)
+    text = re.sub(r"tracking:\n(  .*\n)+", "", path.read_text()).replace("  nesterov: true\n", "")
+    assert "tracking" not in text and "nesterov" not in text
+    path.write_text(text)
+    assert load_config(path) == config
 
 
 def test_help_lists_every_choice_and_key(capsys):
