@@ -27,7 +27,7 @@ import torch
 
 from dicedist.config import Config, compose_config
 from dicedist.tables import table
-from dicedist.world import command
+from dicedist.world import command, this_rank
 
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
@@ -51,6 +51,8 @@ def run(arguments: Sequence[str]) -> None:
     if name not in BENCHMARKS:
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
     rows = benchmark(name)(compose_config(overrides))
+    if this_rank() > 0:
+        return
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
     print(describe_machine())
     path = Path(f"bench-{name}.json")

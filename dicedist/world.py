@@ -5,6 +5,7 @@ not mend, 75 stopped on request (the same command continues).
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from dicedist.watch import Watch
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _store: "dist.Store | None" = None  # where ranks agree on who tells an error; None outside a group
 _watch: Watch | None = None
 _leaving = threading.Lock()
@@ -127,12 +129,21 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     signals.listen()
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # what all ranks notice, one of them tells
+    keep_memory()
     try:
         run(sys.argv[1:])
     except (Exception, signals.Stopped) as error:
         with signals.deferred():
             end(*explained(error))
     leave(0)
+
+
+def keep_memory() -> None:
+    """Activations live in memory that glibc would return to the system and fetch anew, a page at a time, every step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that it takes
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def explained(error: BaseException) -> tuple[str, int]:
