@@ -8,6 +8,7 @@
     python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
     python -m dicedist.bench methods           the step of each method beside independent training
     python -m dicedist.bench checkpoint        what a checkpoint takes from training
+    python -m dicedist.bench tracking          what records and MLflow take from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
     python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
 
@@ -40,6 +41,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "overlap": "overlap.overlap",
     "scaling": "overlap.scaling",
     "step": "step.step",
+    "tracking": "tracking.tracking",
 }
 
 

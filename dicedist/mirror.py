@@ -138,7 +138,9 @@ class Mirror:
             return
         name = self.config.tracking.experiment
         experiment = self.client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        # Without the tag MLflow's pages take it for an experiment with language models.
+        kind = {"mlflow.experimentKind": "custom_model_development"}
+        number = experiment.experiment_id if experiment else self.client.create_experiment(name, tags=kind)
         made = self.client.create_run(number, run_name=self.config.run.name)
         self.keep(run_id=made.info.run_id)
         self.client.log_batch(made.info.run_id, tags=self.tags())
@@ -157,8 +159,12 @@ class Mirror:
 
         about = {"run": str(self.directory.resolve()), **read_json(self.directory / ENVIRONMENT)}
         tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]
-        commit = about.get("git_commit")
-        return [*tags, *([RunTag("mlflow.source.git.commit", commit)] if commit else [])]
+        known = {
+            "mlflow.source.name": "dicedist.train",
+            "mlflow.source.git.commit": about.get("git_commit"),
+            "mlflow.user": os.environ.get("USER"),
+        }
+        return [*tags, *(RunTag(key, value) for key, value in known.items() if value)]
 
     def send_records(self) -> None:
         if self.state["run_id"] is None:
@@ -184,8 +190,12 @@ class Mirror:
 
     def send_files(self) -> None:
         from dicedist.report import write_report
+        from dicedist.reporting.page import pictures
 
-        write_report([self.directory], self.directory / "report.html")
+        page = self.directory / "report.html"
+        write_report([self.directory], page)
+        for name, picture in pictures(page.read_text()).items():
+            self.client.log_text(self.state["run_id"], picture, f"figures/{name}.svg")
         for name in (CONFIG, ENVIRONMENT, RESULT, RECORDS, "report.html"):
             if (self.directory / name).exists():
                 self.client.log_artifact(self.state["run_id"], str(self.directory / name))

@@ -5,13 +5,15 @@
     w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
 
 The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its
-own it learns while the members run backward and the next forward. Methods on predictions have no w: the gather brings
-each member what its peers predict.
+own it learns while the members run backward and the next forward, and beside members while they run backward.
+Methods on predictions have no w: the gather brings each member what its peers predict.
 
 Legend: M members, B inputs, D features.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -49,6 +51,7 @@ class Step:
         self.device = exchange.device
         self.precision = AUTOCAST[config.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
     @classmethod
     def build(cls, config: Config, placement: Placement, world: World, num_classes: int, steps_per_epoch: int) -> Self:
@@ -70,11 +73,32 @@ class Step:
         gradients_MBD, values = self.redundancy_gradients(features, batch, now)
         mine = self.exchange.scatter(gradients_MBD, size)
         views = self.views(encodings, fields, gathered, batch.labels_B)
+        with self.beside_members():
+            values |= self.learn(features, batch, now)
         values |= self.descend(views, mine, now)
-        values |= self.learn(features, batch, now)
+        self.join()
         for member, late in enumerate(gathered.out_of_step_M):
             values[f"out_of_step/member_{member}"] = late
         return values
+
+    @contextlib.contextmanager
+    def beside_members(self) -> Iterator[None]:
+        """Inside, a GPU that holds w and members works on a second stream: w learns while members run backward."""
+        if not self.shares_gpu:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.side):
+            yield
+
+    @functools.cached_property
+    def side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def join(self) -> None:
+        """What follows on the device sees what w has learnt, and may use the memory of what it learnt from."""
+        if self.shares_gpu:
+            torch.cuda.current_stream(self.device).wait_stream(self.side)
 
     def encode(self, batch: Batch) -> dict[int, Encoding]:
         """Each member hosted here sees the batch, through the trunk where there is one (run once for all of them)."""

@@ -18,6 +18,8 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture
 def fake_cuda(monkeypatch):
     """Tensors without values on a device without driver; draws from its generators become plain draws."""
+    # autograd counts devices at its first use: were a fake one among them, tests could no longer fork ranks.
+    torch.ones(1, requires_grad=True).sum().backward()
 
     def draws_from_none(function):
         return lambda *arguments, generator=None, **named: function(*arguments, **named)

@@ -25,6 +25,7 @@ from dicedist.report import run, write_report
 from dicedist.reporting import paper
 from dicedist.reporting.labels import labels
 from dicedist.reporting.lines import Line, heights
+from dicedist.reporting.page import pictures
 from dicedist.reporting.placing import apart
 from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, read_groups, thinned
 from dicedist.reporting.svg import axis
@@ -175,6 +176,14 @@ def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str
         if picture.get("role") == "img":
             assert re.search(r"\d", picture.get("aria-label", "")), "the text says what is seen, in figures"
             assert all(math.isfinite(float(number)) for number in picture.get("viewBox", "").split())
+
+
+def test_figures_are_also_pictures_of_their_own(make_run: MakeRun, report: Callable[..., str]) -> None:
+    found = pictures(report(make_run("a")))
+    assert {"ensemble-accuracy", "redundancy", "accuracy-against-ensemble-size", "calibration-of-w"} <= found.keys()
+    for text in found.values():
+        root = ET.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("aria-label")
 
 
 def test_page_needs_no_network_and_no_script(make_run: MakeRun, report: Callable[..., str]) -> None:

@@ -50,7 +50,7 @@ def test_run_and_model_are_complete(logged):
     measured = json.loads((directory / "evaluation.json").read_text())["ensemble"]["accuracy"]
     assert run.data.metrics["test/ensemble/accuracy"] == measured
     files = {file.path for file in client.list_artifacts(state["run_id"])}
-    assert {"config.yaml", "environment.json", "evaluation.json", "metrics.jsonl", "report.html"} <= files
+    assert {"config.yaml", "environment.json", "evaluation.json", "metrics.jsonl", "report.html", "figures"} <= files
     assert client.get_model_version("tiny", "1").run_id == state["run_id"]
     assert {"throughput/images_per_second", "train/members/loss", "val/ensemble/accuracy"} <= run.data.metrics.keys()
 

@@ -1,7 +1,8 @@
 """The page: sections in order under a short contents, in one file with its style and no script."""
 
+import re
 from collections.abc import Sequence
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 from dicedist import __version__
@@ -12,6 +13,7 @@ from dicedist.reporting.records import Group, Run, pool
 
 STYLE = Path(__file__).with_name("page.css")
 # Whatever a name in a record may contain, the page loads nothing and runs nothing.
+FIGURE = re.compile(r'<figcaption>([^<]*)(?: <small>.*?</small>)?</figcaption><svg( [^>]*role="img".*?</svg>.*?</svg>)')
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -35,6 +37,16 @@ def page(groups: Sequence[Group]) -> str:
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main>{"".join(map(shown, sections))}</main>'
         f"<footer>Written by dicedist {escape(__version__)} from the runs' own records.</footer></body></html>\n"
     )
+
+
+def pictures(text: str) -> dict[str, str]:
+    """The figures of a page, each a file of its own: name -> SVG."""
+    opening = '<svg xmlns="http://www.w3.org/2000/svg" style="background: var(--surface)"'
+    style = f"><style>{STYLE.read_text()}</style>"
+    return {
+        re.sub(r"\W+", "-", unescape(title)).strip("-").lower(): opening + picture.replace(">", style, 1)
+        for title, picture in FIGURE.findall(text)
+    }
 
 
 def shown(section: Section) -> str:
