@@ -70,6 +70,15 @@ def scipy_temperature(logits_NK, labels_N):
     return math.exp(found.x)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_ece_equals_netcal(seed):
+    reason = "netcal brings gpytorch, pyro and tensorboard, so it is not among the test packages: pip install netcal"
+    netcal = pytest.importorskip("netcal.metrics", reason=reason)
+    logits_NK, labels_N = random_logits(N=2000, seed=seed)
+    theirs = netcal.ECE(bins=15).measure(logits_NK.softmax(1).numpy(), labels_N.numpy())
+    assert ece(logits_NK.log_softmax(1), labels_N) == pytest.approx(theirs, abs=1e-12)
+
+
 def test_ece_by_hand():
     log_p_NK = two_class_log_p(0.85, 0.83, 0.95)
     # Bins (0.8, 13/15] and (14/15, 1]: |1.68 - 1| and |0.95 - 1|, over three inputs.
