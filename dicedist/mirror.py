@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # it ends after training does
         os.nice(10)
-    with only_one(directory):
+    with only_one(directory, wait=follow):
         mirror = Mirror(directory, load_config(directory / CONFIG))
         if follow:
             mirror.follow()
@@ -61,10 +61,13 @@ def run(arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def only_one(directory: Path) -> Iterator[None]:
-    """A restarted training may come back before the mirror of its last attempt has ended."""
+def only_one(directory: Path, wait: bool) -> Iterator[None]:
+    """wait: a restarted training may come back before the mirror of its last attempt has ended."""
     with (directory / ".mirror.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise ValueError(f"the records of {directory} are being sent already") from error
         yield
 
 

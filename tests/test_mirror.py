@@ -159,6 +159,12 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monk
         server.kill()
 
 
+def test_two_do_not_send_at_once(tmp_path):
+    directory = a_run(tmp_path / "tiny")
+    with mirror.only_one(directory, wait=True), pytest.raises(ValueError, match="are being sent already"):
+        mirror.run([str(directory)])
+
+
 def test_not_a_run(tmp_path):
     with pytest.raises(ValueError, match="is not a run"):
         mirror.run([str(tmp_path)])
