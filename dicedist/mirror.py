@@ -85,7 +85,7 @@ class Mirror:
         self.state: dict[str, Any] = {"uri": self.uri, "run_id": None, "received": {}, "status": "RUNNING"}
         if (saved := read_json(directory / STATE)).get("uri") == self.uri:
             self.state |= saved
-        self.warned = False
+        self.told: set[str] = set()
 
     def follow(self) -> None:
         """Until training says how it ended, or is gone without a word."""
@@ -126,12 +126,17 @@ class Mirror:
             task()
         except Exception as error:
             if isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
-                if not self.warned:
-                    warn(f"MLflow at {self.uri} does not answer, records wait in {self.directory}: {short(error)}")
-                self.warned = True
+                self.tell("does not answer", error)
                 return False
-            warn(f"{name.replace('_', ' ')} to MLflow at {self.uri}: {short(error)}")
+            self.tell(f"refuses to {name.replace('_', ' ')}", error)
         return True
+
+    def tell(self, what: str, error: Exception) -> None:
+        """Once: the same may happen every other second for days."""
+        if what not in self.told:
+            reason = " ".join(str(error).split())[:200]
+            warn(f"MLflow at {self.uri} {what}, records wait in {self.directory}: {reason}")
+            self.told.add(what)
 
     def begin(self) -> None:
         """Make the run, or open the one that was made before."""
@@ -277,10 +282,6 @@ def as_metrics(record: dict[str, Any]) -> list[Any]:
     now, step = round(1000 * record.get("time", time.time())), int(record["step"])
     values = {name: value for name, value in record.items() if name not in ("step", "time") and is_number(value)}
     return [Metric(name, float(value), now, step) for name, value in values.items()]
-
-
-def short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def chunks(values: Sequence[T], size: int) -> list[Sequence[T]]:

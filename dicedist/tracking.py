@@ -84,7 +84,13 @@ class Tracker:
         self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
         self.size = size_of(self.path, self.lines)
         self.progress = Progress(total_steps, first_step)
-        self.mirror = start_mirror(run) if config.to == "mlflow" else None
+        self.config = config
+        self.mirror: subprocess.Popen[str] | None = None
+
+    def open(self) -> None:
+        """Training is about to begin or to go on."""
+        if self.config.to == "mlflow":
+            self.mirror = start_mirror(self.path.parent)
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
@@ -145,6 +151,9 @@ class Tracker:
 
 class SilentTracker(Tracker):
     def __init__(self) -> None:
+        pass
+
+    def open(self) -> None:
         pass
 
     def kept(self) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class Trainer:
             self.tracker.say(f"{self.directory} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.exchange.any_rank(result is not None):
             return
+        self.tracker.open()
         if left > 0:
             (self.directory / resume.RESULT).unlink(missing_ok=True)  # it is of fewer steps
             announce(self.config, self.world, self.hosted, self.exchange, len(self.source.train), left, self.tracker)

@@ -55,6 +55,16 @@ def test_run_and_model_are_complete(logged):
     assert {"throughput/images_per_second", "train/members/loss", "val/ensemble/accuracy"} <= run.data.metrics.keys()
 
 
+def test_a_finished_run_that_is_started_again_leaves_mlflow_alone(logged, capsys, monkeypatch):
+    directory, uri = logged
+    before = (directory / "mirror.json").read_text()
+    monkeypatch.setattr("dicedist.tracking.start_mirror", None)
+    settings = [setting for setting in TINY if setting != "tracking=none"]
+    train.run([*settings, f"run.dir={directory.parent}", "max_steps=3", f"tracking.uri={uri}"])
+    assert "is finished, after 3 steps" in capsys.readouterr().out
+    assert (directory / "mirror.json").read_text() == before
+
+
 LOAD = """
 import json, sys, mlflow, numpy as np
 mlflow.set_tracking_uri(sys.argv[1])
