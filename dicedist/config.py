@@ -1,8 +1,9 @@
 """The configuration of a run: types here and beside the code they configure, values in conf/, all checked first."""
 
+import contextlib
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,7 +170,8 @@ def load_config(path: Path) -> Config:
 
 def with_newer_keys(loaded: DictConfig) -> DictConfig:
     """A run made before a key existed did what its default does."""
-    missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
+    with mistakes_named():
+        missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
     if missing:
         defaults = composed("train", [])
         for key in missing:
@@ -185,12 +187,18 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def typed(values: DictConfig, schema: type[T]) -> T:
-    try:
+    with mistakes_named():
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     assert isinstance(config, schema)
     return config
+
+
+@contextlib.contextmanager
+def mistakes_named() -> Iterator[None]:
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
 
 
 def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
