@@ -18,6 +18,7 @@ from statistics import fmean
 from subprocess import Popen
 from typing import Any
 
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
@@ -37,9 +38,8 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     directory = Path(options.dir) / options.name
     swept, jobs = combinations(options.overrides, directory, options.name)
-    for job in jobs:
-        job.config  # noqa: B018  a misspelt key ends it before the first job
-    ranks = options.nproc or max(ranks_for(job.config) for job in jobs)
+    most = max(ranks_for(job.config) for job in jobs)  # reads every config: a misspelt key ends it before the first job
+    ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
     directory.mkdir(parents=True, exist_ok=True)
     print(f"{len(jobs)} runs in {directory}, {ranks} processes each, {min(at_once, len(jobs))} at once", flush=True)
@@ -148,8 +148,6 @@ class Sweep:
 
 def gpus_of(place: int, ranks: int) -> list[int] | None:
     """The GPUs of the nth of several runs at once; None where they do not suffice to give each its own."""
-    import torch
-
     gpus = list(range(place * ranks, (place + 1) * ranks))
     return gpus if gpus[-1] < torch.cuda.device_count() else None
 

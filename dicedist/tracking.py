@@ -143,10 +143,14 @@ class Tracker:
     def close(self, status: str) -> None:
         """Training FINISHED or was KILLED: only the former has the time to wait until MLflow has received it all."""
         self.progress.clear()
-        if self.mirror is None:
+        if self.mirror is None or self.mirror.stdin is None:
             return
         with contextlib.suppress(OSError):  # it may have given up
-            self.mirror.communicate(status, timeout=None if status == "FINISHED" else 0)
+            self.mirror.stdin.write(status)
+            self.mirror.stdin.close()
+        if status == "FINISHED":
+            self.say("\nsending the results and the ensemble to MLflow ...")
+            self.mirror.wait()
 
 
 class SilentTracker(Tracker):

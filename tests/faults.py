@@ -1,7 +1,7 @@
 """A campaign of faults: every round harms a tiny run once, lets it recover, and compares what it leaves behind with a
 run that nothing disturbed.
 
-python -m tests.faults --rounds 50      on two busy cores about 40 minutes
+python -m tests.faults --rounds 50      on two busy cores about 30 minutes
 """
 
 import argparse

@@ -84,6 +84,28 @@ def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
     assert "test/ensemble/accuracy" not in received(client, directory)[0].data.metrics
 
 
+@pytest.mark.timeout(300)
+def test_training_that_is_asked_to_stop_is_marked_as_killed(store, tmp_path):
+    uri, client = store
+    settings = [*SETTINGS, "data.train_limit=96", "batch_size=16", "epochs=1000", f"run.dir={tmp_path}"]
+    training = subprocess.Popen(
+        [sys.executable, "-m", "dicedist.train", *settings, f"tracking.uri={uri}", "tracking.experiment=stopped"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for line in training.stdout:
+        if line.startswith("step "):
+            training.send_signal(signal.SIGTERM)
+            break
+    training.stdout.read()
+    assert training.wait(120) == 75
+    directory = tmp_path / "tiny"
+    deadline = time.monotonic() + 120
+    while (status := received(client, directory)[0].info.status) == "RUNNING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert status == "KILLED"
+
+
 def test_a_half_written_line_waits(store, tmp_path):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
