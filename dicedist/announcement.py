@@ -18,14 +18,16 @@ def announce(
 ) -> None:
     """All ranks call."""
     placement = exchange.placement
-    records = exchange.report({"device": str(world.device), "host": world.host})
+    own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
+    records = exchange.report({"device": str(world.device), "host": world.host, "own": own})
     rows = [
         [rank, record["device"], record["host"], parts]
         for rank, (record, parts) in enumerate(zip(records, placement.parts, strict=False))  # the others get no records
     ]
     tracker.say(table(["rank", "device", "host", "parts"], rows))
     num_common = sum(parameter.numel() for parameter in hosted.common_parameters)
-    sent = exchange.bytes_per_step(config.batch_size, num_common)
+    num_own = sum(record["own"] for record in records) // placement.replicas
+    sent = exchange.bytes_per_step(config.batch_size, num_common, num_own)
     named = " + ".join(f"{name} {size:,}" for name, size in sent.items()) or "nothing"
     tracker.say(f"a step sends {named} = {sum(sent.values()):,} bytes")
     tracker.say(
@@ -39,10 +41,11 @@ def announce(
 
 def seconds_a_step(config: Config, hosted: Hosted, exchange: Exchange) -> float:
     """From one forward and backward pass of a copy, on all ranks at once as in training."""
-    size = config.data.size
-    images = torch.zeros(config.batch_size, 3, size, size).to(memory_format=torch.channels_last)
-    copies = [copy.deepcopy(part.module) for part in [*hosted.members.values()][:1]]
-    trunk = copy.deepcopy(hosted.trunk.module) if hosted.trunk else torch.nn.Identity()
+    size, batch = config.data.size, -(-config.batch_size // exchange.placement.replicas)
+    images = torch.zeros(batch, 3, size, size).to(memory_format=torch.channels_last)
+    uncopied = {id(exchange): exchange}  # which a synchronised batch norm holds on to
+    copies = [copy.deepcopy(part.module, {**uncopied}) for part in [*hosted.members.values()][:1]]
+    trunk = copy.deepcopy(hosted.trunk.module, uncopied) if hosted.trunk else torch.nn.Identity()
     exchange.barrier()
     started = time.monotonic()
     for member in copies:

@@ -46,13 +46,13 @@ def snapshot(part: Part) -> Tensors:
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state(part).items()}
 
 
-def write_part(run: Path, step: int, name: str, tensors: Tensors) -> Files:
+def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
     """On whichever rank answers for the part; what it returns goes into the manifest."""
     broken = [key for key, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{name} holds values that are not finite, {broken[0]} is the first")
-    path = partial(run, step) / f"{name}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.safetensors"
     save_file(tensors, path)
     sync(path)
     return {path.name: (path.stat().st_size, digest(path))}
@@ -63,7 +63,7 @@ def complete(run: Path, step: int, files: Files, about: Mapping[str, Any], keep:
     draft, final = partial(run, step), path_of(run, step)
     missing = [name for name in files if not (draft / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{draft / missing[0]} is not there: run.dir must be a folder that all nodes share")
+        raise FileNotFoundError(f"{draft / missing[0]} is not there, though the rank that wrote it shares this folder")
     entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()}
     manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
     (draft / MANIFEST).write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))

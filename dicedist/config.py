@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -244,13 +244,21 @@ def keys(config: DictConfig, prefix: str = "") -> list[str]:
 
 def differences(saved: Config, wanted: Config) -> list[str]:
     """What makes a run another run: every key that differs but those that may change between two starts."""
-    old, new = (OmegaConf.to_container(OmegaConf.structured(config)) for config in (saved, wanted))
-    old_flat, new_flat = flat(old), flat(new)
+    return changes(flattened(saved), flattened(wanted), MAY_CHANGE)
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], besides: tuple[str, ...]) -> list[str]:
+    """By key, but for those that begin so."""
     return [
-        f"{key}: {old_flat.get(key)} -> {new_flat.get(key)}"
-        for key in sorted(old_flat.keys() | new_flat.keys())
-        if old_flat.get(key) != new_flat.get(key) and not key.startswith(MAY_CHANGE)
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(besides)
     ]
+
+
+def flattened(config: Config) -> dict[str, Any]:
+    """Every key in full, with its value."""
+    return flat(OmegaConf.to_container(OmegaConf.structured(config)))
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

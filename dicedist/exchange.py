@@ -8,7 +8,8 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
 
 Methods on predictions send logits (and a gate, queries, keys) to the ranks that host their listeners instead, in the
 same gather; independent ones send nothing. A message goes from one rank straight to another (grouped send and receive,
-which NCCL and gloo both have): a rank never receives what it does not need.
+which NCCL and gloo both have): a rank never receives what it does not need. A member with replicas sends from each of
+them the rows of the batch that it saw; w receives all, a listener's replica those of the same inputs.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -16,11 +17,14 @@ Legend: M members, B inputs, D features, K classes.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from dicedist.data.order import share
 from dicedist.objectives import Fields, Method
 from dicedist.placement import Placement
 from dicedist.world import World
@@ -50,54 +54,60 @@ class Exchange:
     rank: int
     device: torch.device
     widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
-    routes: Mapping[tuple[int, int], tuple[str, ...]]  # (rank, member that lives elsewhere) -> fields that it receives
+    routes: Mapping[tuple[int, int, int], tuple[str, ...]]  # (rank, member, replica elsewhere) -> fields it receives
     compared: Sequence[int]  # the members whose features w reads
     member_group: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
-    def gather(self, own: Mapping[int, Fields], batch: int, mark: Tensor) -> Gathered:
+    def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered:
         """Hosts of members call with their members' fields; each rank receives those of its routes.
 
-        mark: the batch's checksum, int64 [1], which every rank computes for itself and compares with the senders'.
+        size: of the whole batch. mark: its checksum, int64 [1], which every rank computes for itself and compares with
+        the senders'.
         """
         self.finish_sending()
-        sends, receives = [], {}
+        placement, sends, receives = self.placement, [], {}
+        mine = placement.replica_on(self.rank)
         packed: dict[tuple[int, tuple[str, ...]], Tensor] = {}
-        for (receiver, member), names in self.routes.items():
-            if member in own:
+        for (receiver, member, replica), names in self.routes.items():
+            if member in own and replica == mine:
                 if (member, names) not in packed:
                     packed[member, names] = pack([own[member][name] for name in names], mark)
                 sends.append((receiver, packed[member, names]))
             elif receiver == self.rank:
-                receives[member] = torch.empty(
-                    checksum_floats() + self.floats(member, names, batch), device=self.device
-                )
-        self.transfer(sends, [(self.placement.host_of[member], message) for member, message in receives.items()])
+                floats = checksum_floats() + self.floats(member, replica, names, size)
+                receives[member, replica] = torch.empty(floats, device=self.device)
+        self.transfer(sends, [(placement.hosts[member][at], message) for (member, at), message in receives.items()])
         gathered = {member: {name: value.detach() for name, value in fields.items()} for member, fields in own.items()}
-        out_of_step_M = torch.zeros(self.placement.num_members, dtype=torch.int64, device=self.device)
-        for member, message in receives.items():
-            gathered[member] = self.unpack(message, member, self.routes[self.rank, member], batch)
-            out_of_step_M[member] = (message[: checksum_floats()].view(torch.int64) != mark)[0]
+        out_of_step_M = torch.zeros(placement.num_members, dtype=torch.int64, device=self.device)
+        received: dict[int, list[Fields]] = {}
+        for (member, replica), message in receives.items():
+            received.setdefault(member, []).append(self.unpack(message, member, replica, size))
+            out_of_step_M[member] |= (message[: checksum_floats()].view(torch.int64) != mark)[0]
+        for member, rows in received.items():
+            gathered[member] = {name: torch.cat([fields[name] for fields in rows]) for name in rows[0]}
         return Gathered(gathered, out_of_step_M)
 
-    def scatter(self, gradients_MBD: Tensor | None, batch: int) -> dict[int, Tensor]:
-        """The rank of w calls with a gradient for each compared member; hosts receive their own members' [B, D]."""
-        source = self.placement.discriminator
+    def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]:
+        """The rank of w calls with a gradient for each compared member; hosts receive their rows of their members'."""
+        source, replicas = self.placement.discriminator, self.placement.replicas
         if source is None:
             return {}
         widths, own, sends, receives = self.widths["mean"], {}, [], []
         for place, member in enumerate(self.compared):
-            host = self.placement.host_of[member]
-            if source == self.rank:
-                assert gradients_MBD is not None
-                gradient = gradients_MBD[place, :, : widths[member]].contiguous()
-                if host == self.rank:
-                    own[member] = gradient
-                else:
-                    sends.append((host, gradient))
-            elif host == self.rank:
-                own[member] = torch.empty(batch, widths[member], device=self.device)
-                receives.append((source, own[member]))
+            for replica, host in enumerate(self.placement.hosts[member]):
+                rows = share(size, replicas, replica)
+                if source == self.rank:
+                    assert gradients_MBD is not None
+                    gradient = gradients_MBD[place, rows, : widths[member]].contiguous()
+                    if host == self.rank:
+                        own[member] = gradient
+                    else:
+                        sends.append((host, gradient))
+                elif host == self.rank:
+                    own[member] = torch.empty(rows.stop - rows.start, widths[member], device=self.device)
+                    receives.append((source, own[member]))
         self.transfer(sends, receives)
         return own
 
@@ -122,21 +132,41 @@ class Exchange:
             work.wait()
         self.sending.clear()
 
-    def floats(self, member: int, names: Sequence[str], batch: int) -> int:
-        return batch * sum(self.widths[name][member] for name in names)
+    def floats(self, member: int, replica: int, names: Sequence[str], size: int) -> int:
+        rows = share(size, self.placement.replicas, replica)
+        return (rows.stop - rows.start) * sum(self.widths[name][member] for name in names)
 
-    def unpack(self, message: Tensor, member: int, names: Sequence[str], batch: int) -> Fields:
-        widths = [self.widths[name][member] for name in names]
-        values = message[checksum_floats() :].split([batch * width for width in widths])
-        return {name: value.view(batch, -1) for name, value in zip(names, values, strict=True)}
+    def unpack(self, message: Tensor, member: int, replica: int, size: int) -> Fields:
+        names = self.routes[self.rank, member, replica]
+        values = message[checksum_floats() :].split([self.floats(member, replica, [name], size) for name in names])
+        return {name: value.view(-1, self.widths[name][member]) for name, value in zip(names, values, strict=True)}
 
-    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Every host of members calls; each gets the sum over hosts (what members share is trained by all of them)."""
+    def replicated(self, module: nn.Module) -> nn.Module:
+        """The ranks of one member call: its gradients become the mean over them while backward runs."""
+        if self.replica_group is None:
+            return module
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(
+            module,
+            device_ids=devices,
+            process_group=self.replica_group,
+            broadcast_buffers=False,  # only those of the first replica are ever read
+            gradient_as_bucket_view=True,
+        )
+
+    def sum_over_replicas(self, values: Tensor) -> Tensor:
+        """The ranks of one member call, in forward and again in backward; each gets the sum, differentiable."""
+        return SumOverRanks.apply(values, self.replica_group)
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Every host of members calls; each gets the sum over members, which is what trains a thing they share, of the
+        mean over replicas."""
         if self.member_group is None or not parameters:
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self.member_group)
+        flat /= self.placement.replicas
         summed = flat.split([gradient.numel() for gradient in gradients])
         for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
             # Into the old tensor: a fused optimiser wants it in the memory order of the weights (channels_last).
@@ -158,6 +188,17 @@ class Exchange:
             return int(largest)
 
         return wait
+
+    def tell(self, record: dict) -> dict:
+        """All ranks call; each receives the record of rank 0."""
+        if self.placement.world_size == 1:
+            return record
+        text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, src=0)
+        told = text if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(told, src=0)
+        return json.loads(bytes(told.tolist()))
 
     def report(self, record: dict) -> list[dict]:
         """All ranks call with a record; the reporting rank 0 receives all of them, the others none."""
@@ -189,26 +230,32 @@ class Exchange:
         """All ranks call; none goes on before the last has come."""
         self.any_rank(0)
 
-    def bytes_per_step(self, batch: int, num_common: int = 0) -> dict[str, int]:
-        """What all ranks together send in one step.
+    def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0) -> dict[str, int]:
+        """What all ranks together send in one step of a batch of that size.
 
-        num_common: parameters that the hosts of members sum the gradients of, counted as a ring moves them.
+        num_common: parameters that the hosts of members sum the gradients of, counted as a ring moves them; num_own:
+        all members' own, which their replicas sum.
         """
-        source, hosts = self.placement.discriminator, self.placement.member_ranks
-        away = [member for member in self.compared if source is not None and self.placement.host_of[member] != source]
+        placement = self.placement
         features, predictions = (
             sum(
-                self.floats(member, [name for name in names if (name in FEATURES) == of_w], batch)
-                for (_, member), names in self.routes.items()
+                self.floats(member, replica, [name for name in names if (name in FEATURES) == of_w], size)
+                for (_, member, replica), names in self.routes.items()
             )
             for of_w in (True, False)
         )
         floats = {
             "features": features,
-            "gradients": sum(self.floats(member, ["mean"], batch) for member in away),
+            "gradients": sum(
+                self.floats(member, replica, ["mean"], size)
+                for member in (self.compared if placement.discriminator is not None else ())
+                for replica, host in enumerate(placement.hosts[member])
+                if host != placement.discriminator
+            ),
             "predictions": predictions,
             "checksums": checksum_floats() * len(self.routes),
-            "shared gradients": 2 * (len(hosts) - 1) * num_common,
+            "shared gradients": 2 * (len(placement.member_ranks) - 1) * num_common,
+            "gradients of replicas": 2 * (placement.replicas - 1) * num_own,
         }
         return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count}
 
@@ -241,24 +288,50 @@ def build_exchange(
         method.widths(feature_dims, num_classes),
         routes(placement, method, of_w),
         method.compared(placement.num_members),
-        member_group(placement.member_ranks),
+        group_of(placement.member_ranks),
+        replica_group(placement),
     )
 
 
-def routes(placement: Placement, method: Method, of_w: tuple[str, ...]) -> dict[tuple[int, int], tuple[str, ...]]:
+def routes(placement: Placement, method: Method, of_w: tuple[str, ...]) -> dict[tuple[int, int, int], tuple[str, ...]]:
     """Which rank receives what of which member: what w reads, and what the members hosted there must hear."""
     num_members, found = placement.num_members, {}
     for rank in range(placement.world_size):
-        for member, host in enumerate(placement.host_of):
+        for member, hosts in enumerate(placement.hosts):
             reads = rank == placement.discriminator and member in method.compared(num_members)
             heard = [method.hears(listener, member, num_members) for listener in placement.members_on(rank)]
-            names = dict.fromkeys(name for fields in [of_w if reads else (), *heard] for name in fields)
-            if names and rank != host:
-                found[rank, member] = tuple(names)
+            for replica, host in enumerate(hosts):
+                same_rows = heard if replica == placement.replica_on(rank) else []
+                names = dict.fromkeys(name for fields in [of_w if reads else (), *same_rows] for name in fields)
+                if names and rank != host:
+                    found[rank, member, replica] = tuple(names)
     return found
 
 
-def member_group(hosts: Sequence[int]) -> dist.ProcessGroup | None:
-    """All ranks call. None where one rank hosts all members, and on ranks that host none."""
-    group = dist.new_group(list(hosts)) if len(hosts) > 1 else None
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """All ranks call. None for a group of one, and on ranks outside of it."""
+    group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
     return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def replica_group(placement: Placement) -> dist.ProcessGroup | None:
+    """All ranks call; each gets the group of the member that it holds a replica of."""
+    groups = [group_of(hosts) for hosts in placement.hosts] if placement.replicas > 1 else []
+    return next((group for group in groups if group is not None), None)
+
+
+class SumOverRanks(torch.autograd.Function):
+    """All ranks of a group: the sum of everyone's values, whose derivative is the sum of everyone's gradients."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None

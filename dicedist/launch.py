@@ -9,8 +9,14 @@ Example:
 - On one node nothing listens beyond loopback, while torchrun's store listens to the whole network.
 """
 
-import logging
 import os
+
+# Of this process, and read when torch is imported: it would print its stack for every node that is not there yet.
+RANKS_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+import argparse
+import logging
 import signal
 import socket
 import sys
@@ -20,14 +26,19 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from dicedist.world import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER
+from dicedist.world import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER, own_address_to
 
 DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 
@@ -47,14 +58,16 @@ class Loopback(StaticTCPRendezvous):
 
 
 def main(arguments: Sequence[str]) -> int:
-    logging.disable()  # the ranks tell what happened
+    logging.disable()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = RANKS_LOG_LEVEL
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     options = torchrun.parse_args([*DEFAULTS, *arguments])
     if options.nnodes in ("1", "1:1"):
         rendezvous_handler_registry.register("loopback", Loopback)
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
         options.rdzv_id = str(uuid.uuid4())
+    elif options.local_addr is None:  # torchrun would take the host's name, which other nodes may not know
+        options.local_addr = own_address_to(options.rdzv_endpoint.rpartition(":")[0] or options.master_addr)
     with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
         os.environ[LAUNCHER] = folder
         try:
@@ -63,10 +76,25 @@ def main(arguments: Sequence[str]) -> int:
             rank, failure = error.get_first_failure()
             print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
             return EXIT_FAULT
+        except (RendezvousError, DistError, socket.gaierror) as error:
+            print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
+            return worst([*codes(folder), EXIT_FAULT])
         except SignalException as error:
             ended = len(codes(folder)) == torchrun.determine_local_world_size(options.nproc_per_node)
             return worst(codes(folder)) if ended else 128 + error.sigval
         return worst(codes(folder))
+
+
+def unmet(options: argparse.Namespace, error: Exception) -> str:
+    """Why the nodes are not together, or no longer."""
+    where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    if isinstance(error, RendezvousTimeoutError):
+        return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
+    reason = str(error.__cause__ or error).splitlines()[0]
+    return (
+        f"no connection to the nodes' meeting point {where} ({reason}): --rdzv-endpoint is HOST:PORT of the first "
+        "node, the same on all, where nothing else listens and the others are let in"
+    )
 
 
 def codes(folder: str) -> list[int]:

@@ -51,15 +51,27 @@ class Member(nn.Module):
         """Logits from the mean: inference."""
         return self.classifier(self.encoder(inputs))
 
-    def encode(self, inputs: Tensor, noise: torch.Generator) -> Encoding:
+    def encode(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
         """Features and logits from one sample of z, by the reparameterisation trick."""
         mean_BD, trunk_BCHW = self.encoder.read(inputs)
         mean_BD = full(mean_BD)
         scale_BD, z_BD = None, mean_BD
         if self.bottleneck is not None:
+            assert noise_BD is not None
             scale_BD = full(self.bottleneck(mean_BD))
-            z_BD = mean_BD + scale_BD * torch.randn(mean_BD.shape, generator=noise, device=mean_BD.device)
+            z_BD = mean_BD + scale_BD * noise_BD
         return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW)
+
+
+class Encode(nn.Module):
+    """A member's `encode` as a module of its own, for what wraps modules."""
+
+    def __init__(self, member: Member):
+        super().__init__()
+        self.member = member
+
+    def forward(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
+        return self.member.encode(inputs, noise_BD)
 
 
 def full(values: Tensor) -> Tensor:

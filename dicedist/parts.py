@@ -23,7 +23,6 @@ class Part:
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    replicated: bool = False  # on every rank that hosts members: one of them saves it
 
 
 @dataclass
@@ -85,20 +84,16 @@ def build_hosted(
         for member in members
     }
     common = {"trunk": build_trunk(config), "shared": build_shared(config, method, num_members)} if members else {}
-    replicas = {
-        name: learner(name, module, config, device, replicated=True)
-        for name, module in common.items()
-        if module is not None
-    }
+    shared = {name: learner(name, module, config, device) for name, module in common.items() if module is not None}
     discriminator = None
     if hosts_discriminator:
         module = build_discriminator(config, method, num_members, num_classes).to(device)
         optimizer = torch.optim.RMSprop(module.network.parameters(), lr=config.redundancy.lr)
         discriminator = Part("discriminator", module, optimizer)
-    return Hosted(hosted_members, replicas.get("trunk"), replicas.get("shared"), discriminator)
+    return Hosted(hosted_members, shared.get("trunk"), shared.get("shared"), discriminator)
 
 
-def learner(name: str, module: nn.Module, config: Config, device: torch.device, replicated: bool = False) -> Part:
+def learner(name: str, module: nn.Module, config: Config, device: torch.device) -> Part:
     module = module.to(device).to(memory_format=torch.channels_last)
     settings = config.optimizer
     optimizer = torch.optim.SGD(
@@ -110,7 +105,7 @@ def learner(name: str, module: nn.Module, config: Config, device: torch.device, 
         # A fused first step that overflows leaves its momentum uninitialised (torch 2.14), and the next one reads it.
         fused=config.precision != "fp16",
     )
-    return Part(name, module, optimizer, replicated)
+    return Part(name, module, optimizer)
 
 
 def build_member(config: Config, method: Method, member: int, num_classes: int) -> Member:

@@ -36,10 +36,11 @@ from numpy.typing import NDArray
 
 from dicedist.config import compose_typed, show_help
 from dicedist.data.folder import decode_file, find_images
+from dicedist.devices import pick_device
 from dicedist.ensemble import Ensemble, load_ensemble
 from dicedist.evaluate import Trust
 from dicedist.tracking import duration, put
-from dicedist.world import command, pick_device
+from dicedist.world import command
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 COLUMNS = ("confidence", "disagreement", "ood_score")

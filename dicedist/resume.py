@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dicedist.config import Config, differences, load_config, save_config
 from dicedist.tracking import RECORDS
 
 CONFIG, RESULT = "config.yaml", "evaluation.json"
+MARK = ".mark"
 LAUNCH = ".launch"  # which launch began the run: its restarts continue it whatever `resume` says
 
 
@@ -45,6 +47,21 @@ def find(directory: Path, config: Config, data_digest: str, warn: Callable[[str]
 
 def this_launch() -> str:
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def leave_mark(directory: Path) -> str:
+    """On rank 0, for `sees`."""
+    mark = uuid.uuid4().hex
+    (directory / MARK).write_text(mark)
+    return mark
+
+
+def sees(directory: Path, mark: str) -> bool:
+    """Whether this rank's folder is the one that rank 0 left its mark in."""
+    try:
+        return (directory / MARK).read_text() == mark
+    except OSError:
+        return False
 
 
 def restarted(directory: Path) -> bool:

@@ -8,8 +8,10 @@ The reports travel with those of the training log, so that no message is sent fo
 cannot be written is a warning: the one before it stays.
 """
 
+import contextlib
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dicedist import checkpoint
 from dicedist.config import CheckpointConfig
 from dicedist.exchange import Exchange
 from dicedist.parts import Part
+from dicedist.shelf import Shelf
 from dicedist.tracking import RECORDS
 
 Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
@@ -37,7 +40,10 @@ class Saver:
         exchange: Exchange,
         step: int,
         warn: Callable[[str], None],
+        shelf: Shelf | None = None,
+        sees_folder: bool = True,
     ):
+        self.shelf, self.sees_folder = shelf, sees_folder
         self.run, self.config, self.parts, self.exchange, self.warn = run, config, parts, exchange, warn
         every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
         self.intervals = [steps for steps in every if steps]
@@ -66,11 +72,24 @@ class Saver:
     def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
         files: checkpoint.Files = {}
         try:
-            for name, tensors in snapshots.items():
-                files |= checkpoint.write_part(self.run, step, name, tensors)
-        except (OSError, ValueError, SafetensorError) as error:
+            with self.folder_for(step) as folder:
+                for name, tensors in snapshots.items():
+                    files |= checkpoint.write_part(folder, name, tensors)
+                if self.shelf and not self.sees_folder:
+                    for name in files:
+                        self.shelf.put(folder / name)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             return {"error": str(error)}
-        return {"files": files}
+        return {"files": files, "shelved": [] if self.sees_folder else [*files]}
+
+    @contextlib.contextmanager
+    def folder_for(self, step: int) -> Iterator[Path]:
+        """Where this rank writes: the checkpoint itself, or a place from which its files go on the shelf."""
+        if self.sees_folder:
+            yield checkpoint.partial(self.run, step)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
 
     def report(self) -> Report:
         """For rank 0: what this rank has written since it was last asked."""
@@ -99,11 +118,22 @@ class Saver:
                     raise OSError(report["error"])
             checkpoint.sync(self.run / RECORDS)  # the manifest says how many there are
             files = {name: entry for report in reports for name, entry in report["files"].items()}
+            self.fetch({name: files[name] for report in reports for name in report["shelved"]})
             checkpoint.complete(self.run, self.step, files, self.about, self.config.keep)
-        except OSError as error:
+        except (OSError, RuntimeError, ValueError) as error:
             checkpoint.discard(self.run)
             return str(error)
         return None
+
+    def fetch(self, files: checkpoint.Files) -> None:
+        """What was written by ranks that do not see this folder."""
+        draft = checkpoint.partial(self.run, self.step)
+        draft.mkdir(parents=True, exist_ok=True)
+        for name, (size, sha256) in files.items():
+            assert self.shelf is not None
+            self.shelf.take(draft / name)
+            checkpoint.sync(draft / name)
+            checkpoint.verify(draft, name, size, sha256)
 
     def finish(self) -> bool:
         """All ranks call, and wait for the checkpoint under way; whether the last one begun is on the disk."""

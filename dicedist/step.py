@@ -23,7 +23,8 @@ from dicedist.config import Config
 from dicedist.data.pipeline import Batch
 from dicedist.discriminator import Features
 from dicedist.exchange import Exchange, Gathered, build_exchange
-from dicedist.member import Encoding
+from dicedist.member import Encode, Encoding
+from dicedist.networks.batch_norm import synchronise
 from dicedist.objectives import Fields, Method, View
 from dicedist.parts import Hosted, Part, build_hosted, feature_dims
 from dicedist.placement import Placement
@@ -51,6 +52,11 @@ class Step:
         self.device = exchange.device
         self.precision = AUTOCAST[config.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.replicas = exchange.placement.replicas
+        if config.ensemble.sync_batch_norm and self.replicas > 1:
+            for part in hosted.learners:
+                synchronise(part.module, exchange.sum_over_replicas)
+        self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
     @classmethod
@@ -65,17 +71,16 @@ class Step:
 
     def __call__(self, batch: Batch) -> Values:
         now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)
-        size = len(batch.labels_B)
         encodings = self.encode(batch)
         fields = self.fields(encodings)
-        gathered = self.exchange.gather(fields, size, self.mark(batch))
+        gathered = self.exchange.gather(fields, batch.size, self.mark(batch))
         features = self.features(gathered)
         gradients_MBD, values = self.redundancy_gradients(features, batch, now)
-        mine = self.exchange.scatter(gradients_MBD, size)
+        mine = self.exchange.scatter(gradients_MBD, batch.size)
         views = self.views(encodings, fields, gathered, batch.labels_B)
         with self.beside_members():
             values |= self.learn(features, batch, now)
-        values |= self.descend(views, mine, now)
+        values |= self.descend(views, mine, len(batch.labels_B) / batch.size, now)
         self.join()
         for member, late in enumerate(gathered.out_of_step_M):
             values[f"out_of_step/member_{member}"] = late
@@ -106,9 +111,17 @@ class Step:
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
             for nth, member in enumerate(self.hosted.members):
-                noise = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
-                encodings[member] = self.hosted.member(member).encode(inputs[min(nth, len(inputs) - 1)], noise)
+                seen = inputs[min(nth, len(inputs) - 1)]
+                encodings[member] = self.encoders[member](seen, self.noise(batch, member))
         return encodings
+
+    def noise(self, batch: Batch, member: int) -> Tensor | None:
+        """On z, the same for an input whichever replica sees it; a deterministic member has none."""
+        if self.hosted.member(member).bottleneck is None:
+            return None
+        draws = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
+        width = self.hosted.member(member).encoder.feature_dim
+        return torch.randn(batch.size, width, generator=draws, device=self.device)[batch.rows]
 
     def through_trunk(self, trunk: Part, views: Sequence[Tensor]) -> list[Tensor]:
         shared = [trunk.module(view) for view in views]
@@ -160,19 +173,25 @@ class Step:
             for member, own in encodings.items()
         ]
 
-    def descend(self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], now: Moment) -> Values:
-        """Backward from every member's (loss, mean) with (1, redundancy gradient), then a step of everything hosted."""
+    def descend(
+        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
+    ) -> Values:
+        """Backward from every member's (loss, mean) with (1, redundancy gradient), then a step of everything hosted.
+
+        share: of the batch, seen by this rank. A member's gradient is the mean over its replicas, so that each counts
+        for the inputs it saw.
+        """
         values: Values = {}
         heads: list[Tensor] = []
         seeds: list[Tensor | None] = []
         for view in views:
             losses = self.method.losses(view, now)
             loss = torch.stack(list(losses.values())).sum()
-            heads.append(self.scaler.scale(loss))
+            heads.append(self.scaler.scale(self.replicas * share * loss))
             seeds.append(None)
             if view.index in redundancy_gradients:
                 heads.append(view.own.mean_BD)
-                seeds.append(self.scaler.scale(redundancy_gradients[view.index]))
+                seeds.append(self.scaler.scale(self.replicas * redundancy_gradients[view.index]))
             right_B = view.own.logits_BK.argmax(1) == view.labels_B
             named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
             values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}

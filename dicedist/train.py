@@ -7,7 +7,10 @@ Examples:
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -23,8 +26,9 @@ from dicedist.environment import Pace
 from dicedist.evaluate import load_discriminator
 from dicedist.inference import read
 from dicedist.lock import locked
+from dicedist.meeting import meet
 from dicedist.objectives import Method
-from dicedist.parts import check, feature_dims
+from dicedist.parts import Hosted, Part, check, feature_dims
 from dicedist.placement import Placement, place
 from dicedist.saving import Saver
 from dicedist.step import Step
@@ -43,9 +47,14 @@ def run(arguments: Sequence[str]) -> None:
     method = Method(config.method)
     directory = resume.run_folder(config)
     saved = directory / resume.CONFIG
-    if config.ensemble.size == "auto" and config.resume != "never" and saved.exists():
-        config.ensemble.size = load_config(saved).ensemble.size  # a run continues on any number of ranks
-    placement = place(world_size(), config.ensemble.size, method.redundancy is not None)
+    size = config.ensemble.size
+    if size == "auto" and config.resume != "never" and saved.exists():
+        size = load_config(saved).ensemble.size  # a run continues on any number of ranks
+    needs_w, replicas = method.redundancy is not None, config.ensemble.replicas
+    if this_rank() == REPORTER:
+        place(world_size(), size, needs_w, replicas)  # misfits are refused before ranks wait for each other
+    node_of, size = meet(config, size)
+    placement = place(world_size(), size, needs_w, replicas, node_of)
     config.ensemble.size = placement.num_members
     check(config, method, placement)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
@@ -59,11 +68,22 @@ class Trainer:
         self.config, self.source, self.world, self.placement = config, source, world, placement
         self.method = method
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
+        refuse_empty_shares(len(source.train), config.batch_size, placement.replicas)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
         self.step = Step.build(config, placement, world, source.num_classes, self.steps_per_epoch)
         self.hosted, self.exchange = self.step.hosted, self.step.exchange
-        members = placement.members_on(world.rank)
-        self.loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
+        self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
+        self.loader = Loader(
+            source.train,
+            config.data,
+            source,
+            config.batch_size,
+            config.seed,
+            world.device,
+            placement.members_on(world.rank),
+            placement.replica_on(world.rank),
+            placement.replicas if placement.members_on(world.rank) else 1,
+        )
         self.ledger = Ledger()
         self.directory = resume.run_folder(config)
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
@@ -77,28 +97,70 @@ class Trainer:
             else SilentTracker()
         )
         self.pace = Pace(config.batch_size, self.done)
-        mine = [part for part in self.hosted.parts if not part.replicated or world.rank == placement.member_ranks[0]]
         self.saver = Saver(
-            self.directory, config.checkpoint, self.steps_per_epoch, mine, self.exchange, self.done, self.tracker.warn
+            self.directory,
+            config.checkpoint,
+            self.steps_per_epoch,
+            self.answered_for,
+            self.exchange,
+            self.done,
+            self.tracker.warn,
+            world.shelf,
+            self.sees_folder,
         )
 
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""
-        found = None
+        found, note = None, {}
         if self.world.rank == REPORTER:
             found = resume.find(self.directory, self.config, self.source.data_digest, warn)
             environment.note(self.directory, self.placement.parts, self.source.data_digest)
-        step = self.exchange.any_rank(found.step if found else -1)
-        if step < 0:
+            mark = resume.leave_mark(self.directory)
+            note = {"step": found.step if found else None, "data": self.source.data_digest, "mark": mark}
+        told = self.exchange.tell(note)
+        if told["data"] != self.source.data_digest:
+            raise ValueError(f"the images on {self.world.host} are not those of rank 0: give all nodes the same data")
+        self.sees_folder = resume.sees(self.directory, told["mark"])
+        step = told["step"]
+        if step is None:
             return None
-        if found is None:
+        with self.folder_with(checkpoint.path_of(self.directory, step)) as path:
             names = [part.name for part in self.hosted.parts]
-            found = checkpoint.read(checkpoint.path_of(self.directory, step), names)
-        checkpoint.restore(found, self.hosted.parts)
+            found = found or checkpoint.read(path, names)
+            checkpoint.restore(found, self.hosted.parts)
         for part in self.hosted.learners[:1]:
             self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
         self.done, self.validated = step, found.about["validated"]
         return found.about["records"]
+
+    @contextlib.contextmanager
+    def folder_with(self, saved: Path) -> Iterator[Path]:
+        """All ranks: a folder with the parts of a checkpoint that this rank hosts, wherever rank 0 keeps it."""
+        lacking = [] if self.sees_folder else [f"{part.name}.safetensors" for part in self.hosted.parts]
+        records = self.exchange.report({"lacking": lacking})
+        wanted = {name for record in records for name in record["lacking"]}
+        if wanted and self.world.shelf:
+            for name in sorted({checkpoint.MANIFEST, *wanted}):
+                self.world.shelf.put(saved / name)
+        with tempfile.TemporaryDirectory() as folder:
+            if lacking and self.world.shelf:
+                for name in [checkpoint.MANIFEST, *lacking]:
+                    self.world.shelf.take(Path(folder) / name, keep=True)
+            yield Path(folder) if lacking else saved
+
+    @property
+    def answered_for(self) -> list[Part]:
+        """The parts that this rank saves: of those that several ranks hold, the first of them."""
+        placement, rank = self.placement, self.world.rank
+        mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
+        mine += self.hosted.common if rank == placement.member_ranks[0] else []
+        return mine + ([self.hosted.discriminator] if self.hosted.discriminator else [])
+
+    @property
+    def read_here(self) -> Hosted:
+        """The members that this rank evaluates: one of their replicas does."""
+        leading = {m: part for m, part in self.hosted.members.items() if self.placement.host_of[m] == self.world.rank}
+        return replace(self.hosted, members=leading)
 
     def run(self) -> None:
         left = self.total_steps - self.done
@@ -210,7 +272,7 @@ class Trainer:
         split = self.source.val
         readings = None
         with contextlib.suppress(signals.Stopped), signals.interruptible():
-            readings = read(self.hosted, split, self.source, BATCH, self.world.device)
+            readings = read(self.read_here, split, self.source, BATCH, self.world.device)
         self.stopping = bool(self.exchange.any_rank(readings is None))
         if readings is None or self.stopping:
             return
@@ -234,9 +296,18 @@ class Trainer:
             w = load_discriminator(config, self.method, len(members), self.source.num_classes, found)
         student = self.method.student(len(members))
         dims = feature_dims(config, len(members))
-        assessor = Assessor(self.hosted, members, self.exchange, self.source, w, dims, student)
+        assessor = Assessor(self.read_here, members, self.exchange, self.source, w, dims, student)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             assessor.assess(config.evaluate, config.ood, config.data.root, self.directory, self.tracker.say)
+
+
+def refuse_empty_shares(num_images: int, batch_size: int, replicas: int) -> None:
+    last = num_images % batch_size or batch_size
+    if last < replicas:
+        raise ValueError(
+            f"the last batch of an epoch has {last} of {num_images:,} images, too few for "
+            f"ensemble.replicas={replicas}: write batch_size={batch_size + 1}, or any that leaves more"
+        )
 
 
 def raise_first(faults: list[str | None]) -> NoReturn:

@@ -6,22 +6,26 @@ not mend, 75 stopped on request (the same command continues).
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from dicedist import signals
+from dicedist.devices import pick_device, too_small
+from dicedist.shelf import Shelf
 from dicedist.watch import Watch
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
@@ -37,6 +41,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    shelf: Shelf | None = None  # for files; a single process needs none
 
     @property
     def host(self) -> str:
@@ -51,23 +56,6 @@ def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def pick_device() -> torch.device:
-    """The GPU of this rank, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    ranks_here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if ranks_here > gpus:
-        raise ValueError(
-            f"{ranks_here} ranks on this node but {gpus} GPUs: torchrun --nproc_per_node={gpus} "
-            "(members are dealt over them), or CUDA_VISIBLE_DEVICES= to use the CPU"
-        )
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
-    return device
-
-
 @contextlib.contextmanager
 def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
     """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo.
@@ -79,25 +67,48 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    stay_on_loopback()
-    limit = timedelta(seconds=timeout)
-    _store = connect(limit)
-    names = [f"rank {rank} ({part})" for rank, part in enumerate(parts)] or [f"rank {rank}" for rank in range(size)]
-    # With a connection of its own: the main thread may hold the other one while it waits for a key.
-    _watch = Watch(_store.clone(), this_rank(), names, timeout, end)
+    choose_interface()
+    store, watch = enter(timeout)
+    watch.names = [f"{name} ({part})" for name, part in zip(watch.names, parts, strict=True)] if parts else watch.names
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=_store,
+        store=store,
         rank=this_rank(),
         world_size=size,
-        timeout=limit,
+        timeout=timedelta(seconds=timeout),
         device_id=device if on_gpu else None,
     )
-    yield World(this_rank(), size, device)
+    yield World(this_rank(), size, device, Shelf(store.clone()))
     dist.destroy_process_group()
-    _watch.leave()
+    watch.leave()
     _store = _watch = None
+
+
+def meet(card: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
+    """All ranks call before the group is made, with something to say of themselves; each gets what all said."""
+    if world_size() == 1:
+        return [{**card}]
+    store, _ = enter(timeout)
+    store.set(f"card/{this_rank()}", json.dumps(card))
+    cards = []
+    for rank in range(world_size()):
+        try:
+            cards.append(json.loads(store.get(f"card/{rank}")))
+        except RuntimeError as error:
+            raise RuntimeError(f"rank {rank} did not come within {timeout:.0f} s") from error
+    return cards
+
+
+def enter(timeout: float) -> tuple[dist.Store, Watch]:
+    """Join the store and be watched, once, until the group is left."""
+    global _store, _watch
+    if _store is None or _watch is None:
+        _store = connect(timedelta(seconds=timeout))
+        names = [f"rank {rank}" for rank in range(world_size())]
+        # With a connection of its own: the main thread may hold the other one while it waits for a key.
+        _watch = Watch(_store.clone(), this_rank(), names, timeout, end)
+    return _store, _watch
 
 
 def under_agent() -> bool:
@@ -112,12 +123,33 @@ def connect(limit: timedelta) -> dist.Store:
     return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
 
 
-def stay_on_loopback() -> None:
-    """A group on one node listens to no other: gloo and NCCL would take the interface of the host's name."""
+def choose_interface() -> None:
+    """A group on one node listens to no other; gloo on several takes the interface by which they meet.
+
+    Left alone, gloo takes that of the host's name, which in a container or a cluster may lead nowhere.
+    """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback else ():
             os.environ.setdefault(variable, str(loopback))
+    elif "LOCAL_WORLD_SIZE" in os.environ and (name := interface_to(os.environ["MASTER_ADDR"])):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def interface_to(host: str) -> str | None:
+    own, every = own_address_to(host), psutil.net_if_addrs().items()
+    return next((name for name, found in every if own in {entry.address for entry in found}), None)
+
+
+def own_address_to(host: str) -> str | None:
+    """By which this machine reaches another, or itself; None if that cannot be told."""
+    try:
+        *_, (family, kind, _, _, address) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 class EndedElsewhere(Exception):
@@ -152,6 +184,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "", EXIT_USER
     if isinstance(error, ValueError | OSError):
         return one_line(error), EXIT_USER
+    if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_available():
+        return f"{named()}{too_small(torch.device('cuda', torch.cuda.current_device()))}", EXIT_USER
     if isinstance(error, signals.Stopped):
         # If not all ranks agreed on it, it may be a launcher that ends what the loss of a rank has left.
         gone = _watch.gone() if _watch and not error.args else None
@@ -160,8 +194,12 @@ def explained(error: BaseException) -> tuple[str, int]:
     between_ranks = any(Path(frame.filename).stem in ("exchange", "distributed_c10d") for frame in frames)
     if _watch and between_ranks and (blamed := _watch.blame()):
         return blamed, EXIT_FAULT
-    name = f"{_watch.names[this_rank()]}: " if _watch else ""
-    return f"{name}{type(error).__name__}: {one_line(error)} (DICEDIST_DEBUG=1 shows where)", EXIT_FAULT
+    return f"{named()}{type(error).__name__}: {one_line(error)} (DICEDIST_DEBUG=1 shows where)", EXIT_FAULT
+
+
+def named() -> str:
+    """The beginning of a line that is about this rank."""
+    return f"{_watch.names[this_rank()]}: " if _watch else ""
 
 
 def one_line(error: BaseException) -> str:

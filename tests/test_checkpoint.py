@@ -30,7 +30,7 @@ def a_part(name="member-0", width=3):
 def save(run, step, *parts, keep=2):
     files = {}
     for part in parts:
-        files |= checkpoint.write_part(run, step, part.name, checkpoint.snapshot(part))
+        files |= checkpoint.write_part(checkpoint.partial(run, step), part.name, checkpoint.snapshot(part))
     checkpoint.complete(run, step, files, ABOUT, keep)
 
 
@@ -139,7 +139,8 @@ def test_a_file_that_is_no_safetensors_is_an_error_of_one_line(tmp_path):
 def test_optimiser_state_of_another_shape_is_refused(tmp_path):
     part = a_part()
     tensors = checkpoint.snapshot(part) | {"optimizer.square_avg.0.bias": torch.zeros(4)}
-    checkpoint.complete(tmp_path, 1, checkpoint.write_part(tmp_path, 1, part.name, tensors), ABOUT, 2)
+    files = checkpoint.write_part(checkpoint.partial(tmp_path, 1), part.name, tensors)
+    checkpoint.complete(tmp_path, 1, files, ABOUT, 2)
     with pytest.raises(ValueError, match="of another network"):
         checkpoint.restore(checkpoint.newest(tmp_path), [part])
 
@@ -175,10 +176,10 @@ def wait_for_writer(trainer, done=None):
 def test_training_goes_on_while_files_are_written(tmp_path, reference, monkeypatch):
     wrote, write_part = threading.Event(), checkpoint.write_part
 
-    def slow(run, step, name, tensors):
-        if step == 2:
+    def slow(folder, name, tensors):
+        if folder.name == ".step-00000002.partial":
             assert wrote.wait(60)
-        return write_part(run, step, name, tensors)
+        return write_part(folder, name, tensors)
 
     def release(trainer, done):
         if done == 5:
@@ -193,10 +194,10 @@ def test_training_goes_on_while_files_are_written(tmp_path, reference, monkeypat
 def test_a_full_disk_is_a_warning(tmp_path, reference, monkeypatch, capsys):
     write_part = checkpoint.write_part
 
-    def full(run, step, name, tensors):
-        if step == 4 and name == "member-1":
+    def full(folder, name, tensors):
+        if folder.name == ".step-00000004.partial" and name == "member-1":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_part(run, step, name, tensors)
+        return write_part(folder, name, tensors)
 
     monkeypatch.setattr(checkpoint, "write_part", full)
     train(tmp_path, "max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep=9", after_step=wait_for_writer)
@@ -268,11 +269,9 @@ def test_when_a_checkpoint_is_due(tmp_path, settings, done, due):
     assert not saver.due(done)
 
 
-def test_a_missing_file_says_that_the_folder_must_be_shared(tmp_path):
-    files = checkpoint.write_part(tmp_path, 1, "member-0", checkpoint.snapshot(a_part()))
-    with pytest.raises(
-        OSError, match="member-1.safetensors is not there: run.dir must be a folder that all nodes share"
-    ):
+def test_a_checkpoint_that_lacks_a_file_is_not_completed(tmp_path):
+    files = checkpoint.write_part(checkpoint.partial(tmp_path, 1), "member-0", checkpoint.snapshot(a_part()))
+    with pytest.raises(OSError, match="member-1.safetensors is not there"):
         checkpoint.complete(tmp_path, 1, {**files, "member-1.safetensors": (1, "")}, ABOUT, 2)
     assert checkpoint.newest(tmp_path) is None
 

@@ -40,7 +40,7 @@ def test_members_and_discriminator_stay_on_their_device(fake_cuda, overrides):
     with CUDA:  # weights are made there, because fake ones cannot be moved
         one = build_step(configured(3, *overrides), World(0, 1, CUDA), 10)
     labels = torch.randint(10, (8,), device=CUDA)
-    batch = Batch(0, 0, labels, labels, 0, [torch.empty(8, 3, 16, 16, device=CUDA)])
+    batch = Batch(0, 0, 8, slice(None), labels, labels, 0, [torch.empty(8, 3, 16, 16, device=CUDA)])
     encodings = one.encode(batch)
     gathered = one.exchange.gather(one.fields(encodings), 8, torch.zeros(1, dtype=torch.int64, device=CUDA))
     features = one.features(gathered)

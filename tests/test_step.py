@@ -31,11 +31,12 @@ def batch_at(step, size=B):
     images = torch.randn(size, 3, 16, 16, generator=draws).to(memory_format=torch.channels_last)
     labels = torch.randint(K, (size,), generator=draws)
     epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
-    return Batch(epoch, step_in_epoch, torch.arange(size), labels, checksum=1000 + step, views=[images])
+    return Batch(epoch, step_in_epoch, size, slice(None), torch.arange(size), labels, 1000 + step, [images])
 
 
 def build_step(config, rank=0, world_size=1, num_classes=K):
-    placement = place(world_size, config.ensemble.size, Method(config.method).redundancy is not None)
+    needs_w = Method(config.method).redundancy is not None
+    placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
     return Step.build(config, placement, World(rank, world_size, CPU), num_classes, STEPS_PER_EPOCH)
 
 

@@ -5,11 +5,12 @@ import json
 import torch
 from safetensors.torch import load_file
 
-from dicedist import checkpoint, signals
+from dicedist import checkpoint, signals, world
 from dicedist.config import compose_config
 from dicedist.data import sources
 from dicedist.objectives import Method
 from dicedist.placement import place
+from dicedist.shelf import Shelf
 from dicedist.train import Trainer
 from dicedist.world import World
 
@@ -25,10 +26,12 @@ STEPS = 12
 def build(run_dir, *overrides, rank=0, world_size=1):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
-    placement = place(world_size, config.ensemble.size, method.redundancy is not None)
+    needs_w = method.redundancy is not None
+    placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
     source = sources.load(config.data, labels_only=not placement.members_on(rank))
     (run_dir / "tiny").mkdir(parents=True, exist_ok=True)
-    return Trainer(config, method, placement, source, World(rank, world_size, torch.device("cpu")))
+    shelf = Shelf(world._store.clone()) if world._store else None
+    return Trainer(config, method, placement, source, World(rank, world_size, torch.device("cpu"), shelf))
 
 
 def train(run_dir, *overrides, after_step=None, rank=0, world_size=1):

@@ -27,7 +27,8 @@ def checkpoint(config: Config) -> list[dict[str, Any]]:
     """
     step = build_step(config, World(0, 1, torch.device("cpu")), CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
-    step(Batch(0, 0, labels_B, labels_B, 0, [images]))  # the optimisers have no state before
+    # The optimisers have no state before.
+    step(Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images]))
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=config.run.dir) as folder:
         run = Path(folder)

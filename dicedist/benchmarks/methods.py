@@ -9,8 +9,9 @@ from dicedist.benchmarks.timing import compare
 from dicedist.config import CONF, STRUCTURES, Config, choices_of, compose_config
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
+from dicedist.devices import pick_device
 from dicedist.placement import DEFAULT_SIZE
-from dicedist.world import World, pick_device
+from dicedist.world import World
 
 
 def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:

@@ -53,7 +53,9 @@ class EmulatedStep(Step):
         time.sleep(self.durations.gradient)
         return torch.zeros_like(features.means_MBD), {}
 
-    def descend(self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], now: Moment) -> Values:
+    def descend(
+        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
+    ) -> Values:
         time.sleep(self.durations.backward * len(views))
         return {}
 
@@ -83,7 +85,7 @@ def emulate(rank: int, config: Config, num_members: int, durations: Durations, n
             if n == WARM_UP:
                 step.exchange.barrier()
                 started = time.perf_counter()
-            step(Batch(0, n, labels_B, labels_B, n, []))
+            step(Batch(0, n, len(labels_B), slice(None), labels_B, labels_B, n, []))
         return (time.perf_counter() - started) / num_steps
 
 

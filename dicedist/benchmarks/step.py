@@ -99,7 +99,7 @@ def cost(config: Config) -> list[dict[str, Any]]:
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(100, (config.batch_size,))
     device = World(0, 1, torch.device("cpu"))
     last = images.contiguous(memory_format=torch.channels_last)
-    batch = Batch(0, 0, labels_B, labels_B, 0, [last])
+    batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [last])
     ours = {
         f"method={name}": build_step(compose_config([*shared, f"method={name}"]), device, 100)
         for name in ("ind", "dice")
@@ -138,7 +138,7 @@ def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tenso
     def one_step() -> None:
         means, scales, loss = [], [], torch.zeros(())
         for net in nets:
-            encoding = net.encode(images, torch.default_generator)
+            encoding = net.encode(images, torch.randn(len(images), dim))
             assert net.bottleneck is not None and encoding.scale_BD is not None
             prior_BD = net.bottleneck.prior_KD[labels_B]
             divergence_B = gaussian_divergence(encoding.mean_BD, encoding.scale_BD, prior_BD)

@@ -29,7 +29,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
     world = World(0, 1, torch.device("cpu"))
     step = build_step(config, world, CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
-    batch = Batch(0, 0, labels_B, labels_B, 0, [images])
+    batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images])
     step(batch)
     interval = config.log.every_steps * seconds(lambda: step(batch))
     with tempfile.TemporaryDirectory() as folder:

@@ -20,6 +20,10 @@ class Augmentation(NamedTuple):
     flips_B: Tensor  # bool
     cutout_B2: Tensor | None  # int32 (y, x), the middle of the square that is blanked
 
+    def of(self, rows: slice) -> "Augmentation":
+        cutout_B2 = None if self.cutout_B2 is None else self.cutout_B2[rows]
+        return Augmentation(self.starts_B2[rows], self.flips_B[rows], cutout_B2)
+
 
 @functools.lru_cache(maxsize=2)  # the running epoch, and the next one's first batches
 def epoch_order(seed: int, epoch: int, num_inputs: int) -> Tensor:
@@ -35,6 +39,13 @@ def num_batches(num_inputs: int, batch_size: int) -> int:
 def batch_indices(seed: int, epoch: int, step_in_epoch: int, num_inputs: int, batch_size: int) -> Tensor:
     start = step_in_epoch * batch_size
     return epoch_order(seed, epoch, num_inputs)[start : start + batch_size]
+
+
+def share(batch: int, replicas: int, replica: int) -> slice:
+    """The rows of a batch that one of the replicas of a member sees; the first ones get what does not divide."""
+    each, extra = divmod(batch, replicas)
+    first = replica * each + min(replica, extra)
+    return slice(first, first + each + (replica < extra))
 
 
 def padding(size: int) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dicedist.data import DataConfig, uses_dali
-from dicedist.data.order import Augmentation, augmentation, batch_indices, checksum, num_batches, padding
+from dicedist.data.order import Augmentation, augmentation, batch_indices, checksum, num_batches, padding, share
 from dicedist.data.sources import Source, Split
 
 
@@ -27,9 +27,11 @@ from dicedist.data.sources import Source, Split
 class Batch:
     epoch: int
     step_in_epoch: int
+    size: int  # of the whole batch
+    rows: slice  # those that are here: all, but on a replica of a member
     indices_B: Tensor  # of the split, on the CPU
     labels_B: Tensor
-    checksum: int
+    checksum: int  # of the whole batch
     views: list[Tensor]  # float32 [B, C, H, W] channels_last: one for all members, or one for each, or none
 
 
@@ -54,8 +56,11 @@ class Loader:
         seed: int,
         device: torch.device,
         members: Sequence[int],
+        replica: int = 0,
+        replicas: int = 1,
     ):
         self.split, self.config, self.batch_size, self.seed, self.device = split, config, batch_size, seed, device
+        self.replica, self.replicas = replica, replicas
         self.viewers: list[int | None] = [*members] if config.per_member else [None] * bool(members)
         self.pipeline = pipeline_for(config, source, batch_size, device) if members else None
 
@@ -67,13 +72,17 @@ class Loader:
             if self.pipeline is not None:
                 views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.jobs(epoch, steps))))
             for step in steps:
-                indices_B = self.indices(epoch, step)
+                everyone = self.indices(epoch, step)
+                rows = self.rows(len(everyone))
+                indices_B = everyone[rows]
                 yield Batch(
                     epoch,
                     step,
+                    len(everyone),
+                    rows,
                     indices_B,
                     to_device(self.split.labels_N[indices_B], self.device),
-                    checksum(indices_B, epoch, step),
+                    checksum(everyone, epoch, step),
                     [next(views) for _ in self.viewers],
                 )
 
@@ -81,12 +90,17 @@ class Loader:
         """Drawn by the pipeline ahead of the step that the caller is at."""
         for step in steps:
             indices_B = self.indices(epoch, step)
-            images_BHWC = self.split.take(indices_B)
+            rows = self.rows(len(indices_B))
+            images_BHWC = self.split.take(indices_B[rows])
             for member in self.viewers:
-                yield Job(images_BHWC, augmentation(self.seed, epoch, step, len(indices_B), self.config, member))
+                drawn = augmentation(self.seed, epoch, step, len(indices_B), self.config, member)
+                yield Job(images_BHWC, drawn.of(rows))
 
     def indices(self, epoch: int, step: int) -> Tensor:
         return batch_indices(self.seed, epoch, step, len(self.split), self.batch_size)
+
+    def rows(self, size: int) -> slice:
+        return share(size, self.replicas, self.replica)
 
     def close(self) -> None:
         """Ends DALI's threads and gives its memory back."""

@@ -1,0 +1,59 @@
+"""Batch normalisation over the whole batch of a member whose replicas each see a share of it.
+
+torch's SyncBatchNorm does the same, on GPUs only; this one runs anywhere, and so is compared with a single process.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Total = Callable[[Tensor], Tensor]  # the sum of everyone's values, differentiable
+
+
+class SyncBatchNorm(nn.Module):
+    """Takes over the weights and statistics of a batch norm, under the same names."""
+
+    num_batches_tracked: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, total: Total):
+        super().__init__()
+        self.norm, self.total = [norm], total  # in a list: its parameters are registered below, as this module's own
+        self.weight, self.bias = norm.weight, norm.bias
+        for name, buffer in norm.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        (norm,) = self.norm
+        if not self.training:
+            return nn.functional.batch_norm(
+                inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=norm.eps
+            )
+        values = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        others = [dim for dim in range(values.dim()) if dim != 1]
+        here = values.new_full((1,), values.numel() // values.shape[1])
+        sums = self.total(torch.cat([values.sum(others), values.square().sum(others), here]))
+        channels = values.shape[1]
+        count = sums[-1].detach()
+        mean_C, square_C = (sums[:-1] / count).split(channels)
+        variance_C = (square_C - mean_C.square()).clamp_min(0)
+        with torch.no_grad():
+            momentum = norm.momentum if norm.momentum is not None else 1.0
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean_C, momentum)
+            self.running_var.lerp_(variance_C * count / (count - 1), momentum)
+        shape = [1, channels] + [1] * (values.dim() - 2)
+        scale_C = self.weight * (variance_C + norm.eps).rsqrt()
+        shift_C = self.bias - mean_C * scale_C
+        return (values * scale_C.view(shape) + shift_C.view(shape)).to(inputs.dtype)
+
+
+def synchronise(module: nn.Module, total: Total) -> None:
+    """Every batch norm inside the module becomes one over all replicas; its parameters stay the same objects."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d) and child.affine and child.track_running_stats:
+            setattr(module, name, SyncBatchNorm(child, total))
+        else:
+            synchronise(child, total)

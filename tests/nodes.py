@@ -1,0 +1,180 @@
+"""Runs over several nodes that are network namespaces of this machine, each with its own address, compared with a run
+of a single process group; needs root and iproute2 (`ip`).
+
+python -m tests.nodes            every scenario, about 8 minutes on two cores
+python -m tests.nodes replicas   some of them
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dicedist import checkpoint
+from dicedist.tables import table
+from tests.faults import CHECKOUT, PATIENCE, SETTINGS, STEPS
+from tests.tiny import assert_same_run, assert_same_tensors
+
+PREFIX, PORT = "10.77.0.", 29500
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Node:
+    """A network namespace on a bridge; its processes see one link, and a host name of their own."""
+
+    def __init__(self, number):
+        self.name, self.address = f"dicedist{number}", f"{PREFIX}{number + 1}"
+        self.link = f"dd-veth{number}"
+        self.etc = Path("/etc/netns") / self.name  # `ip netns exec` puts its files over those of /etc
+        self.etc.mkdir(parents=True, exist_ok=True)
+        (self.etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
+        ip("netns", "add", self.name)
+        ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        ip("link", "set", self.link, "master", "dd-bridge", "up")
+        ip("-n", self.name, "address", "add", f"{self.address}/24", "dev", "eth0")
+        ip("-n", self.name, "link", "set", "eth0", "up")
+        ip("-n", self.name, "link", "set", "lo", "up")
+
+    def start(self, command, log):
+        named = f"hostname {self.name} && exec {' '.join(command)}"
+        words = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", named]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with log.open("a") as file:
+            return subprocess.Popen(words, cwd=CHECKOUT, env=environment, stdout=file, stderr=file)
+
+    def plug(self, state):
+        """The cable, at the far end: down is cut."""
+        ip("link", "set", self.link, state)
+
+
+@contextlib.contextmanager
+def nodes(count):
+    remove_leftovers()
+    ip("link", "add", "dd-bridge", "type", "bridge")
+    ip("link", "set", "dd-bridge", "up")
+    try:
+        yield [Node(number) for number in range(count)]
+    finally:
+        remove_leftovers()
+
+
+def remove_leftovers():
+    known = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
+    for name in (name for name in known if name.startswith("dicedist")):
+        ip("netns", "delete", name)
+        shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+    with contextlib.suppress(subprocess.CalledProcessError):
+        ip("link", "delete", "dd-bridge")
+
+
+def launch(places, ranks, directories, *settings, attempt=0):
+    """One launcher a node; the rendezvous is at the first."""
+    processes = []
+    for node, here, directory in zip(places, ranks, directories, strict=True):
+        options = [
+            f"--nnodes={len(places)}", f"--nproc_per_node={here}", "--rdzv-backend=c10d", f"--rdzv-id=run{attempt}",
+            f"--rdzv-endpoint={places[0].address}:{PORT + attempt}", "--max-restarts=0",
+        ]  # fmt: skip
+        train = ["-m", "dicedist.train", *SETTINGS, f"run.dir={directory}", *settings]
+        command = [sys.executable, "-m", "dicedist.launch", *options, *train]
+        processes.append(node.start(command, directory.with_name(f"{node.name}.log")))
+    return processes
+
+
+def finish(processes):
+    return [process.wait(PATIENCE) for process in processes]
+
+
+def alone(directory, num_ranks, *settings):
+    """The same run, in one process group of this machine."""
+    command = [sys.executable, "-m", "dicedist.launch", f"--nproc_per_node={num_ranks}", "-m", "dicedist.train"]
+    with directory.with_name("alone.log").open("a") as log:
+        subprocess.run(
+            [*command, *SETTINGS, f"run.dir={directory}", *settings], cwd=CHECKOUT, stdout=log, stderr=log, check=True
+        )
+
+
+def two_nodes(folder):
+    """Three members and the discriminator on 2 + 2 ranks, one folder; equal bit for bit."""
+    with nodes(2) as places:
+        assert finish(launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3")) == [0, 0]
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
+def three_nodes_apart(folder):
+    """A rank each, and no folder in common: rank 0's has every part."""
+    with nodes(3) as places:
+        own = [folder / f"disk-{number}" for number in range(3)]
+        assert finish(launch(places, [1, 1, 1], own)) == [0, 0, 0]
+    alone(folder / "alone", 3)
+    assert_same_run(folder / "disk-0" / "tiny", folder / "alone" / "tiny", STEPS)
+    assert not list(folder.glob("disk-[12]/*/checkpoints/*"))
+
+
+def replicas(folder):
+    """Two members of two replicas and the discriminator on 3 + 2 ranks."""
+    settings = ("ensemble.replicas=2",)
+    with nodes(2) as places:
+        assert finish(launch(places, [3, 2], [folder / "runs"] * 2, *settings)) == [0, 0]
+    alone(folder / "alone", 5, *settings)
+    assert_same_tensors(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
+def cut_link(folder):
+    """The second node is cut off while it trains: both end with one line within the time-out, a restart continues."""
+    with nodes(2) as places:
+        processes = launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3")
+        deadline = time.monotonic() + PATIENCE
+        while not checkpoint.saved(folder / "runs" / "tiny"):
+            assert time.monotonic() < deadline and processes[0].poll() is None
+            time.sleep(0.05)
+        places[1].plug("down")
+        cut = time.monotonic()
+        codes = finish(processes)
+        seconds = time.monotonic() - cut
+        told = {node.name: lines_of(folder / f"{node.name}.log") for node in places}
+        print(f"    ended after {seconds:.0f} s with {codes}: {told}")
+        assert 0 not in codes and all(len(lines) >= 1 for lines in told.values())
+        places[1].plug("up")
+        assert finish(launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3", attempt=1)) == [0, 0]
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
+def lines_of(log):
+    return [line for line in log.read_text().splitlines() if line.startswith("dicedist: ") and "warning" not in line]
+
+
+SCENARIOS = {function.__name__: function for function in (two_nodes, three_nodes_apart, replicas, cut_link)}
+
+
+def main():
+    parser = argparse.ArgumentParser("tests.nodes", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", choices=[[], *SCENARIOS], default=[])
+    chosen = parser.parse_args().scenarios or [*SCENARIOS]
+    rows = []
+    for name in chosen:
+        print(name, flush=True)
+        started = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix=f"dicedist-{name}-"))
+        try:
+            SCENARIOS[name](folder)
+        except BaseException:
+            for log in sorted(folder.glob("*.log")):
+                print(f"--- {log}\n{log.read_text()[-3000:]}")
+            raise
+        rows.append([name, (SCENARIOS[name].__doc__ or "").strip(), round(time.monotonic() - started)])
+    print(table(["scenario", "what is shown", "s"], rows))
+
+
+if __name__ == "__main__":
+    main()
