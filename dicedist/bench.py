@@ -6,6 +6,7 @@
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
     python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
+    python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
     python -m dicedist.bench methods           the step of each method beside independent training
     python -m dicedist.bench checkpoint        what a checkpoint takes from training
     python -m dicedist.bench tracking          what records and MLflow take from training
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from dicedist.benchmarks import simulation
 from dicedist.config import Config, compose_config
 from dicedist.tables import table
 from dicedist.world import command, this_rank
@@ -50,14 +52,14 @@ def run(arguments: Sequence[str]) -> None:
         print(__doc__)
         return
     name, *overrides = arguments
-    if name not in BENCHMARKS:
+    if name not in BENCHMARKS or ("--simulate" in overrides and name != "scaling"):
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
-    rows = benchmark(name)(compose_config(overrides))
+    rows = simulated(overrides) if "--simulate" in overrides else benchmark(name)(compose_config(overrides))
     if this_rank() > 0:
         return
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
     print(describe_machine())
-    path = Path(f"bench-{name}.json")
+    path = Path("bench-simulation.json" if "--simulate" in overrides else f"bench-{name}.json")
     path.write_text(json.dumps({"machine": describe_machine(), "overrides": overrides, "rows": rows}, indent=1))
     print(f"-> {path}")
 
@@ -65,6 +67,14 @@ def run(arguments: Sequence[str]) -> None:
 def benchmark(name: str) -> Callable[[Config], Rows]:
     module, _, function = BENCHMARKS[name].partition(".")
     return getattr(importlib.import_module(f"dicedist.benchmarks.{module}"), function)
+
+
+def simulated(words: Sequence[str]) -> Rows:
+    """Of scaling: with the times of a device that are given as simulate.NAME=VALUE."""
+    times = simulation.assumed([word for word in words if word.startswith("simulate.")])
+    return simulation.simulate(
+        compose_config([word for word in words if not word.startswith(("--", "simulate."))]), times
+    )
 
 
 def describe_machine() -> str:

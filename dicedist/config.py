@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -319,6 +320,11 @@ def validate(config: Config) -> None:
     for name, (choice, known) in choices.items():
         if choice not in known:
             raise ValueError(f"{name}={choice}: write one of {', '.join(map(str, known))}")
+    if "@" in urlsplit(config.tracking.uri or "").netloc:
+        raise ValueError(
+            "tracking.uri holds a password, which would be written to config.yaml: set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD instead"
+        )
     validate_numbers(config)
     data.validate(config.data)
 

@@ -9,6 +9,7 @@ kept in mirror.json, so a run that resumes continues the same MLflow run and sen
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from dicedist.config import Config, flat, load_config
 from dicedist.resume import CONFIG, RESULT
@@ -34,6 +36,7 @@ INTERVAL = 2.0  # seconds between two looks at the records
 PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits for one call
 UNANSWERED = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
+UNSTORABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
 ENDINGS = ("FINISHED", "KILLED", "FAILED")
 
@@ -82,8 +85,9 @@ class Mirror:
         self.directory, self.config = directory, config
         self.uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self.client = MlflowClient(self.uri)
-        self.state: dict[str, Any] = {"uri": self.uri, "run_id": None, "received": {}, "status": "RUNNING"}
-        if (saved := read_json(directory / STATE)).get("uri") == self.uri:
+        self.shown = without_password(self.uri)
+        self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "status": "RUNNING"}
+        if (saved := read_json(directory / STATE)).get("uri") == self.shown:
             self.state |= saved
         self.told: set[str] = set()
 
@@ -125,17 +129,20 @@ class Mirror:
         try:
             task()
         except Exception as error:
-            if isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
+            if isinstance(error, OSError) and error.errno in UNSTORABLE:
+                self.tell(f"could not {name.replace('_', ' ')} (`python -m dicedist.mirror` tries again)", error)
+            elif isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
                 self.tell("does not answer", error)
                 return False
-            self.tell(f"refuses to {name.replace('_', ' ')}", error)
+            else:
+                self.tell(f"refuses to {name.replace('_', ' ')}", error)
         return True
 
     def tell(self, what: str, error: Exception) -> None:
         """Once: the same may happen every other second for days."""
         if what not in self.told:
             reason = " ".join(str(error).split())[:200]
-            warn(f"MLflow at {self.uri} {what}, records wait in {self.directory}: {reason}")
+            warn(f"MLflow at {self.shown} {what}, records wait in {self.directory}: {reason}")
             self.told.add(what)
 
     def begin(self) -> None:
@@ -218,8 +225,25 @@ class Mirror:
         silence = contextlib.redirect_stdout(io.StringIO())
         with tempfile.TemporaryDirectory() as folder, silence, mlflow.start_run(run_id=self.state["run_id"]):
             about = packed(self.directory, self.config.tracking.model, Path(folder) / "ensemble.pt2")
+            if name and (other := self.taken(name, about["signature"])):
+                warn(
+                    f"tracking.register={name}: {other} has another signature (images or classes), so the ensemble was "
+                    f"logged but not registered; register it under another name from MLflow's page of this run"
+                )
+                name = None
             mlflow.pyfunc.log_model(name="ensemble", python_model=str(SERVING), registered_model_name=name, **about)
         self.complete("send_model")
+
+    def taken(self, name: str, signature: Any) -> str | None:
+        """The last version of that model, if it takes or answers something else."""
+        import mlflow
+
+        versions = self.client.search_model_versions(f"name = '{name}'")
+        if not versions:
+            return None
+        last = max(versions, key=lambda version: int(version.version))
+        known = mlflow.models.get_model_info(f"models:/{name}/{last.version}").signature
+        return None if known == signature else f"version {last.version} of that model"
 
     def send_status(self) -> None:
         if self.state["status"] in ENDINGS:
@@ -261,6 +285,12 @@ def packed(run: Path, images: str | None, path: Path) -> dict[str, Any]:
         "metadata": {"class_names": ensemble.about.class_names},
         "pip_requirements": [f"torch=={torch.__version__.partition('+')[0]}", f"mlflow=={version('mlflow')}"],
     }
+
+
+def without_password(uri: str) -> str:
+    """For messages and files."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def read_json(path: Path) -> dict[str, Any]:

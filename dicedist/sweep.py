@@ -10,6 +10,7 @@ Stopped at any time, the same command continues: finished runs are skipped. A ru
 
 import argparse
 import itertools
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from dicedist.report import write_report
 from dicedist.resume import run_folder
 from dicedist.signals import Stopped
 from dicedist.tables import table
-from dicedist.tracking import duration
+from dicedist.tracking import RECORDS, duration
 from dicedist.world import EXIT_STOPPED, command
 
 POLL = 0.5  # seconds
@@ -136,8 +137,15 @@ class Sweep:
         result = job.result if code == 0 else None
         if result is None:
             self.failed.append(job.name)
-        outcome = f"accuracy {100 * result['ensemble']['accuracy']:.2f} %" if result else f"failed: {self.reason(job)}"
-        left = (time.monotonic() - self.started) / (self.done - already) * (self.total - self.done)
+        valid = validation_accuracy(job)
+        outcome = f"failed: {self.reason(job)}"
+        if result:
+            outcome = (
+                f"test {100 * result['ensemble']['accuracy']:.2f} %" if valid is None else f"validation {valid:.2f} %"
+            )
+        # Those that run now are about half done.
+        jobs_left = len(self.waiting) + len(self.running) / 2
+        left = (time.monotonic() - self.started) / (self.done - already + len(self.running) / 2) * jobs_left
         print(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left", flush=True)
 
     def reason(self, job: Job) -> str:
@@ -152,19 +160,30 @@ def gpus_of(place: int, ranks: int) -> list[int] | None:
     return gpus if gpus[-1] < torch.cuda.device_count() else None
 
 
+def validation_accuracy(job: Job) -> float | None:
+    """Of the ensemble, in percent, after the last epoch: what to choose by; None without a validation split."""
+    path = run_folder(job.config) / RECORDS
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line).get("val/ensemble/accuracy") for line in lines]
+    known = [100 * value for value in found if value is not None]
+    return known[-1] if known else None
+
+
 def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
     rows: list[list[Any]] = []
     for job in jobs:
         values = dict(override.split("=", 1) for override in job.overrides)
         result = job.result
-        figures: list[Any] = ["-"] * 5
+        valid = validation_accuracy(job)
+        figures: list[Any] = ["-"] * 6
         if result is not None:
             members = fmean(member["accuracy"] for member in result["members"]["per_member"])
             ensemble, tempered = result["ensemble"], result["ensemble_tempered"]
             errors = result["diversity"]["ratio_error"]
-            figures = [100 * ensemble["accuracy"], 100 * members, tempered["nll"], tempered["ece"], errors]
+            chosen_by = "-" if valid is None else valid
+            figures = [chosen_by, 100 * ensemble["accuracy"], 100 * members, tempered["nll"], tempered["ece"], errors]
         rows.append([*(values[key] for key in swept), *figures])
-    return table([*swept, "ensemble %", "members %", "nll, tempered", "ece, tempered", "ratio-error"], rows)
+    return table([*swept, "validation %", "test %", "members %", "nll, tempered", "ece, tempered", "ratio-error"], rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """MLflow gets what the run's folder holds: once, in order, however often training or the server went away."""
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from mlflow import MlflowClient
 
 from dicedist import mirror
 from dicedist.config import compose_config, load_config, save_config
-from dicedist.mirror import Mirror
+from dicedist.mirror import Mirror, without_password
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
 
@@ -179,6 +180,44 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monk
         assert run.info.status == "FINISHED" and run.data.metrics["test/ensemble/accuracy"] == 0.75
     finally:
         server.kill()
+
+
+def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsys):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=refused")
+    opened(directory).begin()
+    client.delete_experiment(client.get_experiment_by_name("refused").experiment_id)
+    other = a_run(tmp_path / "other", f"tracking.uri={uri}", "tracking.experiment=refused")
+    mirror.run([str(other)])
+    told = capsys.readouterr().err
+    assert told.count("refuses to begin") == 1 and "deleted" in told
+
+
+def test_no_room_for_files_loses_nothing(store, tmp_path, capsys, monkeypatch):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
+    sender = opened(directory)
+    sender.keep(status="FINISHED")
+
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    full.__name__ = "send_files"
+    monkeypatch.setattr(sender, "send_files", full)
+    assert sender.finish()
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "could not send files (`python -m dicedist.mirror` tries again)" in told
+    assert "No space left" in told
+    assert received(client, directory)[0].info.status == "FINISHED"
+    assert "send_files" not in sender.state["completed"] and "send_result" in sender.state["completed"]
+
+
+def test_passwords_are_not_shown():
+    assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
+    assert without_password("sqlite:///mlflow.db") == "sqlite:///mlflow.db"
+    with pytest.raises(ValueError, match="tracking.uri holds a password.*MLFLOW_TRACKING_PASSWORD"):
+        compose_config(["tracking.uri=https://me:secret@host"])
 
 
 def test_two_do_not_send_at_once(tmp_path):

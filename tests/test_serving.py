@@ -16,9 +16,12 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 from test_mirror import free_port, opened
 from tiny import TINY
+from torchvision.datasets import CIFAR10
 
 from dicedist import train
+from dicedist.config import load_config, save_config
 from dicedist.data import shapes
+from dicedist.ensemble import load_ensemble
 
 NUM_IMAGES = 16
 
@@ -104,8 +107,9 @@ def test_loads_without_pickle_and_dicedist(logged, tmp_path):
     check(json.loads(told.stdout.splitlines()[-1]), directory)
 
 
-@pytest.mark.timeout(300)
-def test_is_served_over_http(logged, tmp_path):
+@pytest.fixture(scope="module")
+def served(logged):
+    """Asks a `mlflow models serve` about images: [N, 32, 32, 3] uint8 in, answers by name out."""
     directory, uri = logged
     port = free_port()
     server = subprocess.Popen(
@@ -115,15 +119,47 @@ def test_is_served_over_http(logged, tmp_path):
              "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
         cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    try:
-        body = json.dumps({"inputs": np.load(images(tmp_path)).tolist()}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
-        )
-        check(json.loads(patiently(request))["predictions"], directory)
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+
+    def ask(images):
+        body = json.dumps({"inputs": images.tolist()}).encode()
+        url = f"http://127.0.0.1:{port}/invocations"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        return json.loads(patiently(request))["predictions"]
+
+    yield ask
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+@pytest.mark.timeout(300)
+def test_is_served_over_http(logged, served, tmp_path):
+    check(served(np.load(images(tmp_path))), logged[0])
+
+
+@pytest.mark.timeout(300)
+def test_answers_about_real_images_are_the_networks_own(logged, served, real_data):
+    photos = torch.from_numpy(CIFAR10(real_data, train=False).data[:NUM_IMAGES])
+    answers, own = served(photos.numpy()), load_ensemble(logged[0], images="uint8")(photos)
+    assert answers["label"] == own["label"].tolist()
+    for name in ("probabilities", "disagreement", "confidence", "ood_score"):
+        torch.testing.assert_close(torch.tensor(answers[name]), own[name], atol=1e-5, rtol=1e-4, check_dtype=False)
+
+
+def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, monkeypatch, capsys):
+    """Whoever serves its latest version would suddenly have to send other images."""
+    directory, uri = logged
+    monkeypatch.chdir(directory.parent)
+    train.run([*TINY, f"run.dir={tmp_path}", "max_steps=1"])
+    config = load_config(tmp_path / "tiny" / "config.yaml")
+    config.tracking.uri, config.tracking.register, config.tracking.model = uri, "tiny", "float"
+    save_config(config, tmp_path / "tiny" / "config.yaml")
+    sender = opened(tmp_path / "tiny")
+    sender.keep(status="FINISHED")
+    assert sender.finish()
+    told = capsys.readouterr().err
+    assert "tracking.register=tiny: version 1 of that model has another signature" in told
+    assert len(MlflowClient(uri).search_model_versions("name = 'tiny'")) == 1
+    assert MlflowClient(uri).get_run(sender.state["run_id"]).outputs.model_outputs  # logged all the same
 
 
 def patiently(request):
