@@ -1,5 +1,6 @@
 """Where a run takes place: what to note once at its start, and the figures of a node while it runs."""
 
+import contextlib
 import json
 import os
 import platform
@@ -55,6 +56,10 @@ def node_figures(world: World) -> dict[str, float]:
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         figures[f"gpu_{world.device.index}_memory_usage_gib"] = round((total - free) / GIB, 3)
+        with contextlib.suppress(
+            Exception
+        ):  # NVML's own: some containers hide it, and a run is worth more than a figure
+            figures[f"gpu_{world.device.index}_utilization_percentage"] = torch.cuda.utilization(world.device)
     return {f"system/{world.host}/{name}": value for name, value in figures.items()}
 
 

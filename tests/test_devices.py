@@ -6,7 +6,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from dicedist import devices, world
+from dicedist import devices, environment, world
 
 GIB = 2**30
 Usage = namedtuple("Usage", "total used free")
@@ -65,3 +65,19 @@ def test_out_of_memory_is_one_line_with_numbers_and_no_restart(gpus):
         "lower batch_size, write precision=bf16, or use more GPUs"
     )
     assert code == world.EXIT_USER
+
+
+def test_figures_of_a_gpu_are_those_of_its_node(gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 93)
+    where = world.World(1, 2, torch.device("cuda", 1))
+    figures = environment.node_figures(where)
+    assert figures == {
+        f"system/{where.host}/gpu_1_memory_usage_gib": 1.0,
+        f"system/{where.host}/gpu_1_utilization_percentage": 93,
+    }
+
+    def hidden(device):
+        raise RuntimeError("NVML cannot be loaded")
+
+    monkeypatch.setattr(torch.cuda, "utilization", hidden)
+    assert list(environment.node_figures(where)) == [f"system/{where.host}/gpu_1_memory_usage_gib"]
