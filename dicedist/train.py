@@ -15,12 +15,13 @@ import torch
 from dicedist import checkpoint, environment, metrics, resume, signals
 from dicedist.announcement import announce
 from dicedist.assessment import BATCH, Assessor, show
-from dicedist.config import Config, compose_config, load_config, show_help
+from dicedist.config import Config, compose_config, show_help
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
 from dicedist.environment import Pace
 from dicedist.evaluate import load_discriminator
+from dicedist.folders import refuse_unwritable
 from dicedist.inference import read
 from dicedist.lock import locked
 from dicedist.objectives import Method
@@ -42,10 +43,8 @@ def run(arguments: Sequence[str]) -> None:
     config = compose_config(arguments)
     method = Method(config.method)
     directory = resume.run_folder(config)
-    saved = directory / resume.CONFIG
-    if config.ensemble.size == "auto" and config.resume != "never" and saved.exists():
-        config.ensemble.size = load_config(saved).ensemble.size  # a run continues on any number of ranks
-    placement = place(world_size(), config.ensemble.size, method.redundancy is not None)
+    refuse_unwritable(directory, "write run.dir=FOLDER")
+    placement = place(world_size(), resume.ensemble_size(config), method.redundancy is not None)
     config.ensemble.size = placement.num_members
     check(config, method, placement)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
