@@ -11,6 +11,6 @@ def refuse_unwritable(folder: Path, instead: str) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         owner, user = nearest.stat().st_uid, os.geteuid()
         raise ValueError(
-            f"user {user} cannot write to {nearest.absolute()}, which belongs to user {owner}: give it away "
-            f"(chown {user}), or run as its owner (docker run --user {owner}), or {instead}"
+            f"user {user} cannot write to {nearest.absolute()}, which belongs to user {owner}: "
+            f"chown it to {user}, or run as its owner (docker run --user {owner}), or {instead}"
         )

@@ -77,6 +77,7 @@ class Mirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine may do without git
         from mlflow import MlflowClient
 
         self.directory, self.config = directory, config
