@@ -7,9 +7,9 @@
 # Behind a private index or proxy: --secret id=pip_config,src=pip.conf --secret id=certificates,src=ca-certificates.crt
 ARG BASE_IMAGE=python:3.12-slim
 
-# The wheel, in a stage of its own: its build tools and the sources stay here.
-FROM ${BASE_IMAGE} AS wheel
-ENV PATH=/opt/build/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The package, in a stage of its own: build tools and sources stay here.
+FROM ${BASE_IMAGE} AS package
+ENV PATH=/opt/dicedist/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 # Requirements from the one file that states them, so that the layers of packages do not change with the code.
@@ -17,7 +17,7 @@ RUN --mount=type=secret,id=pip_config,required=false \
     --mount=type=secret,id=certificates,required=false \
     export PIP_CONFIG_FILE=/run/secrets/pip_config PIP_CONSTRAINT=constraints.txt \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
-    && python3 -m venv /opt/build \
+    && python3 -m venv /opt/dicedist \
     && python -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
 open("build.txt", "w").write("\n".join(t["build-system"]["requires"])); \
 open("run.txt", "w").write("\n".join(p["dependencies"] + p["optional-dependencies"]["onnx"]))' \
@@ -25,7 +25,7 @@ open("run.txt", "w").write("\n".join(p["dependencies"] + p["optional-dependencie
 COPY README.md LICENSE ./
 COPY conf conf
 COPY dicedist dicedist
-RUN pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /dist .
+RUN pip install --no-deps --no-build-isolation --no-index --root /installed .
 
 FROM ${BASE_IMAGE}
 # A user may be given with --user: then there is no name in /etc/passwd, and libraries that ask for one take $USER.
@@ -39,7 +39,7 @@ ENV PATH=/opt/dicedist/bin:$PATH \
     DICEDIST_DATA=/data \
     DICEDIST_NPROC=auto \
     MLFLOW_TRACKING_URI=sqlite:////workspace/runs/mlflow.db
-COPY --from=wheel /src/run.txt /src/constraints.txt /opt/
+COPY --from=package /src/run.txt /src/constraints.txt /opt/
 RUN --mount=type=secret,id=pip_config,required=false \
     --mount=type=secret,id=certificates,required=false \
     export PIP_CONFIG_FILE=/run/secrets/pip_config PIP_CONSTRAINT=/opt/constraints.txt PIP_BUILD_CONSTRAINT=/opt/constraints.txt \
@@ -51,8 +51,8 @@ RUN --mount=type=secret,id=pip_config,required=false \
     && mkdir -p /data /workspace/runs \
     && chown dicedist /data /workspace/runs \
     && chmod 1777 /data /workspace /workspace/runs
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --no-deps --no-index /dist/*.whl
+# Copied, not installed from a mount: whether a mount has changed not every builder's cache looks at.
+COPY --from=package /installed /
 
 USER 1000
 WORKDIR /workspace
