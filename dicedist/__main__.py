@@ -1,7 +1,8 @@
 """dicedist COMMAND key=value ...
 
 Examples:
-    torchrun --nproc_per_node=5 -m dicedist train               the paper's main job, a member or w on each rank
+    dicedist train --nproc 5                                    the paper's main job, a member or w on each rank
+    dicedist train --nproc auto                                 the same over the GPUs there are, or in one process
     dicedist train data=shapes ensemble.size=3                  everything in one process
     dicedist evaluate run=runs/NAME
     dicedist predict run=runs/NAME photos/
@@ -34,7 +35,8 @@ def main() -> None:
     from dicedist.world import command  # not above: torch takes seconds, which a look at the help need not
 
     sys.argv = [f"dicedist {name}", *rest]
-    command(import_module(f"dicedist.{name}").run if name in available() else refuse)
+    module = "start" if name == "train" else name  # which trains here, or starts the processes that do
+    command(import_module(f"dicedist.{module}").run if name in available() else refuse)
 
 
 def usage() -> str:

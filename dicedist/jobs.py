@@ -58,4 +58,4 @@ def ranks_for(config: Config) -> int:
     size = config.ensemble.size
     if not isinstance(size, int):
         return num_devices()
-    return min(num_devices(), size + (Method(config.method).redundancy is not None))
+    return min(num_devices(), config.ensemble.replicas * size + (Method(config.method).redundancy is not None))

@@ -80,6 +80,7 @@ class Mirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine may do without git
         from mlflow import MlflowClient
 
         self.directory, self.config = directory, config
@@ -155,7 +156,10 @@ class Mirror:
         experiment = self.client.get_experiment_by_name(name)
         # Without the tag MLflow's pages take it for an experiment with language models.
         kind = {"mlflow.experimentKind": "custom_model_development"}
-        number = experiment.experiment_id if experiment else self.client.create_experiment(name, tags=kind)
+        if experiment is None:
+            number = self.client.create_experiment(name, files_of(self.uri, name), tags=kind)
+        else:
+            number = experiment.experiment_id
         made = self.client.create_run(number, run_name=self.config.run.name)
         self.keep(run_id=made.info.run_id)
         self.client.log_batch(made.info.run_id, tags=self.tags())
@@ -258,6 +262,12 @@ class Mirror:
         draft = self.directory / f".{STATE}.partial"
         draft.write_text(json.dumps(self.state))
         draft.rename(self.directory / STATE)
+
+
+def files_of(uri: str, experiment: str) -> str | None:
+    """Beside a database in a file: MLflow takes the folder that training was started in. None: as the server says."""
+    scheme, _, path = uri.partition(":///")
+    return (Path(path).resolve().parent / "mlruns" / experiment).as_uri() if scheme == "sqlite" else None
 
 
 def packed(run: Path, images: str | None, path: Path) -> dict[str, Any]:

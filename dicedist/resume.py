@@ -21,6 +21,13 @@ def run_folder(config: Config) -> Path:
     return Path(config.run.dir) / config.run.name
 
 
+def ensemble_size(config: Config) -> int | str:
+    """A run continues with its members on any number of ranks, unless the command says how many it wants."""
+    saved = run_folder(config) / CONFIG
+    continues = config.ensemble.size == "auto" and config.resume != "never" and os.path.exists(saved)
+    return load_config(saved).ensemble.size if continues else config.ensemble.size
+
+
 def find(directory: Path, config: Config, data_digest: str, warn: Callable[[str], None]) -> Checkpoint | None:
     """On rank 0, which holds the lock: the checkpoint to continue from, None to start anew."""
     found = checkpoint.newest(directory, lambda text: warn(f"{text}; the checkpoint before it is tried"))

@@ -18,12 +18,13 @@ import torch
 from dicedist import checkpoint, environment, metrics, resume, signals
 from dicedist.announcement import announce
 from dicedist.assessment import BATCH, Assessor, show
-from dicedist.config import Config, compose_config, load_config, show_help
+from dicedist.config import Config, compose_config, show_help
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
 from dicedist.environment import Pace
 from dicedist.evaluate import load_discriminator
+from dicedist.folders import refuse_unwritable
 from dicedist.inference import read
 from dicedist.lock import locked
 from dicedist.meeting import meet
@@ -46,13 +47,10 @@ def run(arguments: Sequence[str]) -> None:
     config = compose_config(arguments)
     method = Method(config.method)
     directory = resume.run_folder(config)
-    saved = directory / resume.CONFIG
-    size = config.ensemble.size
-    if size == "auto" and config.resume != "never" and saved.exists():
-        size = load_config(saved).ensemble.size  # a run continues on any number of ranks
-    needs_w, replicas = method.redundancy is not None, config.ensemble.replicas
-    if this_rank() == REPORTER:
-        place(world_size(), size, needs_w, replicas)  # misfits are refused before ranks wait for each other
+    needs_w, replicas, size = method.redundancy is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    if this_rank() == REPORTER:  # what cannot be is refused before ranks wait for each other
+        refuse_unwritable(directory, "write run.dir=FOLDER")
+        place(world_size(), size, needs_w, replicas)
     node_of, size = meet(config, size)
     placement = place(world_size(), size, needs_w, replicas, node_of)
     config.ensemble.size = placement.num_members

@@ -1,6 +1,7 @@
 """One command for all: it lists what there is, passes the rest on, and names the nearest of what there is not."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tiny import TINY
 
 from dicedist import __main__ as cli
-from dicedist import export, world
+from dicedist import export, start, world
+from dicedist.config import compose_config, save_config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,3 +69,79 @@ def test_console_script():
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["dicedist"]
     module, _, function = script.partition(":")
     assert getattr(import_module(module), function) is cli.main
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """`dicedist train ARGUMENTS` with some GPUs: ("here" or the number of processes, their overrides)."""
+
+    def start_training(*arguments, gpus=0, **environment):
+        told = []
+        for name in ("RANK", start.NPROC):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        monkeypatch.setattr("dicedist.train.run", lambda overrides: told.append(("here", [*overrides])))
+        monkeypatch.setattr(
+            "os.execv", lambda program, words: told.append((int(words[3].partition("=")[2]), words[6:]))
+        )
+        start.run(arguments)
+        return told[0]
+
+    return start_training
+
+
+def test_train_is_started_by_a_module_of_its_own(dispatched):
+    assert dispatched("train", "--nproc", "2") == (start.run, ["--nproc", "2"])
+
+
+def test_processes_by_option_or_variable(started):
+    assert started("seed=1") == ("here", ["seed=1"])
+    assert started("--nproc", "3", "seed=1") == (3, ["seed=1"])
+    assert started("seed=1", DICEDIST_NPROC="3") == (3, ["seed=1"])
+    assert started("--nproc=1", DICEDIST_NPROC="3") == ("here", [])
+    assert started("--help", DICEDIST_NPROC="3") == ("here", ["--help"])
+    assert started("seed=1", DICEDIST_NPROC="3", RANK="0") == ("here", ["seed=1"])
+
+
+@pytest.mark.parametrize("nproc", ["0", "-1", "many"])
+def test_impossible_number_of_processes(started, nproc):
+    with pytest.raises(ValueError, match=f"^--nproc {nproc} .*DICEDIST_NPROC.*write a number above 0, or auto"):
+        started(f"--nproc={nproc}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "processes"),
+    [
+        (0, [], "here"),
+        (1, [], "here"),
+        (2, [], 2),
+        (8, [], 5),
+        (8, ["method=ind"], 4),
+        (8, ["ensemble.size=7"], 8),
+        (8, ["ensemble.size=2"], 3),
+    ],
+)
+def test_auto_is_a_process_a_gpu_for_the_same_ensemble(started, tmp_path, gpus, overrides, processes):
+    given = [*overrides, f"run.dir={tmp_path}"]
+    found, passed = started("--nproc", "auto", *given, gpus=gpus)
+    assert found == processes
+    assert passed == given + ["ensemble.size=4"] * (not overrides or overrides == ["method=ind"])
+
+
+def test_auto_continues_a_run_with_its_members(started, tmp_path):
+    (tmp_path / "run").mkdir()
+    overrides = [f"run.dir={tmp_path}", "run.name=run"]
+    save_config(compose_config([*overrides, "ensemble.size=2"]), tmp_path / "run" / "config.yaml")
+    assert started("--nproc", "auto", *overrides, gpus=8) == (3, overrides)
+
+
+def test_train_over_processes_under_the_launcher(tmp_path):
+    words = [sys.executable, "-m", "dicedist", "train", "--nproc", "2", *TINY, "max_steps=1", f"run.dir={tmp_path}"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "member 1, discriminator" in done.stdout
+    refused = subprocess.run([*words, "seed=1"], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1, "the launcher's exit code and one line"

@@ -1,6 +1,7 @@
-"""The wheel carries conf/, the pins fit the ranges, and launch/install installs exactly when it must."""
+"""The wheel carries conf/, pins fit ranges, launch/install installs when it must, launch/docker passes on."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from dicedist import start
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -139,3 +142,69 @@ def test_unusable_python_is_one_clear_line(
     assert refused.returncode == 1
     assert message in refused.stderr and refused.stderr.count("\n") == 1
     assert not (project / ".venv").exists()
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
+    """Runs launch/docker of a copy with a docker that only records: the words of its build and of its run."""
+    project, tools = tmp_path / "my project", tmp_path / "tools"
+    (project / "launch").mkdir(parents=True)
+    tools.mkdir()
+    shutil.copy(ROOT / "launch/docker", project / "launch/docker")
+    asked = tmp_path / "asked"
+    write_tool(tools / "docker", f'printf "%s\\n" "$@" END >>"{asked}"; exit "${{DOCKER_FAILS:-0}}"')
+    write_tool(tools / "nvidia-smi", '[[ -n ${GPUS:-} ]] && echo "GPU 0: $GPUS"')
+
+    def run(*arguments: str, **variables: str) -> tuple[list[str], list[str]]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MLFLOW_"))}
+        environment = inherited | {"PATH": f"{tools}:{os.environ['PATH']}", "DICEDIST_DATA": str(tmp_path / "data")}
+        asked.unlink(missing_ok=True)
+        command = [project / "launch/docker", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True)
+        assert done.returncode == int(variables.get("DOCKER_FAILS", 0)), done.stderr
+        build, started, *_ = [call.splitlines() for call in f"{asked.read_text()}".split("END\n")]
+        return build, started
+
+    return run
+
+
+def write_tool(path: Path, body: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_docker_gets_volumes_user_and_arguments(docker: Callable, tmp_path: Path) -> None:
+    build, run = docker("evaluate", "run=runs/my run")
+    assert build[0] == "build" and build[-1] == "." and "--secret" not in build
+    assert run[0] == "run" and run[-3:] == ["dicedist", "evaluate", "run=runs/my run"]
+    text = " ".join(run)
+    for flag in ("--rm", "--init", "--shm-size 1g", f"--user {os.getuid()}:{os.getgid()}"):
+        assert flag in text
+    assert f"--volume {tmp_path}/data:/data --volume {tmp_path}/my project/runs:/workspace/runs" in text
+    assert (tmp_path / "data").is_dir() and (tmp_path / "my project/runs").is_dir()
+    assert "--gpus" not in run and "--tty" not in run and "DICEDIST_DATA" not in run
+
+
+def test_docker_gets_gpus_variables_and_secrets_where_there_are_any(docker: Callable) -> None:
+    given = {"MLFLOW_TRACKING_URI": "http://tracking", "DICEDIST_NPROC": "3", "PIP_CERT": "/my certificates"}
+    build, run = docker(GPUS="some", **given)
+    assert "id=certificates,src=/my certificates" in build
+    assert run[-3:] == ["--gpus", "all", "dicedist"]
+    for name in ("MLFLOW_TRACKING_URI", "DICEDIST_NPROC"):
+        assert run[run.index(name) - 1] == "--env", "by its name alone: values may be secret"
+
+
+def test_nothing_is_run_if_the_image_cannot_be_built(docker: Callable) -> None:
+    _, run = docker(DOCKER_FAILS="1")
+    assert not run
+
+
+def test_image_is_told_what_the_code_reads() -> None:
+    """The Dockerfile states names that other files define."""
+    text = (ROOT / "Dockerfile").read_text()
+    assert f"{start.NPROC}=auto" in text and "DICEDIST_DATA=/data" in text
+    assert 'ENTRYPOINT ["dicedist"]' in text and "dicedist" in PYPROJECT["project"]["scripts"]
+    copied = set(re.findall(r"^COPY ((?:(?!--)\S+ )+)\S+$", text, re.MULTILINE))
+    names = {name for words in copied for name in words.split()}
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert names == kept and all((ROOT / name).exists() for name in names)

@@ -32,15 +32,10 @@ def logged(tmp_path_factory):
     directory = tmp_path_factory.mktemp("logged")
     uri = f"sqlite:///{directory}/mlflow.db"
     settings = [f"tracking.uri={uri}", "tracking.experiment=serving", "tracking.register=tiny", "max_steps=3"]
-    working = os.getcwd()
-    os.chdir(directory)  # where an sqlite store keeps its artifacts
-    try:
-        train.run([*TINY, f"run.dir={directory}", *settings])
-        sender = opened(directory / "tiny")
-        sender.keep(status="FINISHED")
-        assert sender.finish()
-    finally:
-        os.chdir(working)
+    train.run([*TINY, f"run.dir={directory}", *settings])
+    sender = opened(directory / "tiny")
+    sender.keep(status="FINISHED")
+    assert sender.finish()
     return directory / "tiny", uri
 
 
@@ -55,6 +50,7 @@ def test_run_and_model_are_complete(logged):
     files = {file.path for file in client.list_artifacts(state["run_id"])}
     assert {"config.yaml", "environment.json", "evaluation.json", "metrics.jsonl", "report.html", "figures"} <= files
     assert client.get_model_version("tiny", "1").run_id == state["run_id"]
+    assert (directory.parent / "mlruns" / "serving").is_dir(), "files are beside the database, wherever it was started"
     assert {"throughput/images_per_second", "train/members/loss", "val/ensemble/accuracy"} <= run.data.metrics.keys()
 
 

@@ -13,6 +13,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import check_integrity
 
 from dicedist.data.prepared import NewArray, Prepared, locked, prepare
+from dicedist.folders import refuse_unwritable
 
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 MEAN = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.4409)}
@@ -55,6 +56,7 @@ def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
     advice = f"put the folder {kind.base_folder} into {root}, or write data=shapes, which needs no files"
     if not download:
         raise ValueError(f"{name} is not in {root}: write data.download=true, or {advice}")
+    refuse_unwritable(root, advice)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
