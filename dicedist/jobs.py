@@ -55,7 +55,7 @@ def num_devices() -> int:
 
 def ranks_for(config: Config) -> int:
     """A part a device, as far as they go."""
-    size = config.ensemble.size
+    size, needs_w, devices = config.ensemble.size, Method(config.method).redundancy is not None, num_devices()
     if not isinstance(size, int):
-        return num_devices()
-    return min(num_devices(), config.ensemble.replicas * size + (Method(config.method).redundancy is not None))
+        return devices if devices > 2 or not needs_w else 1  # two devices would hold a single member beside w
+    return min(devices, config.ensemble.replicas * size + needs_w)

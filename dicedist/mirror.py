@@ -11,6 +11,7 @@ kept in mirror.json, so a run that resumes continues the same MLflow run and sen
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -81,16 +83,24 @@ class Mirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine may do without git
-        from mlflow import MlflowClient
-
         self.directory, self.config = directory, config
         self.uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-        self.client = MlflowClient(self.uri)
         self.shown = without_password(self.uri)
         self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "status": "RUNNING"}
         if (saved := read_json(directory / STATE)).get("uri") == self.shown:
             self.state |= saved
         self.told: set[str] = set()
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """The first one makes the tables of a database in a file: of several trainings that start at once, one does."""
+        from mlflow import MlflowClient
+
+        with alone(folder_of(self.uri)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # alembic's, of tables that it makes anew
+            client = MlflowClient(self.uri)
+            client.search_experiments(max_results=1)
+        return client
 
     def follow(self) -> None:
         """Until training says how it ended, or is gone without a word."""
@@ -264,10 +274,30 @@ class Mirror:
         draft.rename(self.directory / STATE)
 
 
+def folder_of(uri: str) -> Path | None:
+    """Of a database in a file; None: a server has it."""
+    scheme, _, path = uri.partition(":///")
+    return Path(path).resolve().parent if scheme == "sqlite" else None
+
+
 def files_of(uri: str, experiment: str) -> str | None:
     """Beside a database in a file: MLflow takes the folder that training was started in. None: as the server says."""
-    scheme, _, path = uri.partition(":///")
-    return (Path(path).resolve().parent / "mlruns" / experiment).as_uri() if scheme == "sqlite" else None
+    folder = folder_of(uri)
+    return (folder / "mlruns" / experiment).as_uri() if folder else None
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Of all processes that come here with the same folder, one at a time."""
+    if folder is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def packed(run: Path, images: str | None, path: Path) -> dict[str, Any]:

@@ -5,7 +5,8 @@
     rank 0's writer                                  └──── manifest, rename ────
 
 The reports travel with those of the training log, so that no message is sent for a checkpoint alone. A checkpoint that
-cannot be written is a warning: the one before it stays.
+cannot be written is a warning: the one before it stays. A rank on a node that does not see rank 0's folder leaves its
+files on the shelf instead, from which rank 0's writer takes them.
 """
 
 import contextlib
@@ -143,3 +144,21 @@ class Saver:
                     job.result()
             self.receive(self.exchange.report(self.report()))
         return not self.exchange.any_rank(self.failed)
+
+
+@contextlib.contextmanager
+def reachable(saved: Path, lacking: Sequence[str], exchange: Exchange, shelf: Shelf | None) -> Iterator[Path]:
+    """All ranks call: a folder with the checkpoint that rank 0 keeps, or of one that cannot be seen from here the parts
+    that this rank lacks."""
+    records = exchange.report({"lacking": [f"{name}.safetensors" for name in lacking]})
+    wanted = {name for record in records for name in record["lacking"]}
+    if wanted and shelf:
+        for name in sorted({checkpoint.MANIFEST, *wanted}):
+            shelf.put(saved / name)
+    if not lacking or shelf is None:
+        yield saved
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in [checkpoint.MANIFEST, *(f"{name}.safetensors" for name in lacking)]:
+            shelf.take(Path(folder) / name, keep=True)
+        yield Path(folder)

@@ -32,7 +32,7 @@ from dicedist.tracking import RECORDS, duration
 from dicedist.world import EXIT_STOPPED, command
 
 POLL = 0.5  # seconds
-UNFIT = re.compile(r"[^\w.+-]")  # for the name of a folder
+UNFIT = re.compile(r"[^\w.+-]+")  # for the name of a folder
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> 
     jobs = []
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
-        name = "_".join(f"{key.rpartition('.')[2]}-{UNFIT.sub('', chosen[key])}" for key in swept) or "run"
+        name = "_".join(f"{key.rpartition('.')[2]}-{UNFIT.sub('-', chosen[key]).strip('-')}" for key in swept) or "run"
         pairs = (f"{key}={value}" for key, value in chosen.items())
         jobs.append(Job(name, (*pairs, *common, f"run.name={name}")))
     return swept, jobs

@@ -7,10 +7,8 @@ Examples:
 """
 
 import contextlib
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +29,7 @@ from dicedist.meeting import meet
 from dicedist.objectives import Method
 from dicedist.parts import Hosted, Part, check, feature_dims
 from dicedist.placement import Placement, place
-from dicedist.saving import Saver
+from dicedist.saving import Saver, reachable
 from dicedist.step import Step
 from dicedist.tracking import Ledger, SilentTracker, Tracker, warn
 from dicedist.world import EndedElsewhere, World, command, joined, this_rank, world_size
@@ -122,29 +120,15 @@ class Trainer:
         step = told["step"]
         if step is None:
             return None
-        with self.folder_with(checkpoint.path_of(self.directory, step)) as path:
-            names = [part.name for part in self.hosted.parts]
+        names = [part.name for part in self.hosted.parts]
+        saved, lacking = checkpoint.path_of(self.directory, step), [] if self.sees_folder else names
+        with reachable(saved, lacking, self.exchange, self.world.shelf) as path:
             found = found or checkpoint.read(path, names)
             checkpoint.restore(found, self.hosted.parts)
         for part in self.hosted.learners[:1]:
             self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
         self.done, self.validated = step, found.about["validated"]
         return found.about["records"]
-
-    @contextlib.contextmanager
-    def folder_with(self, saved: Path) -> Iterator[Path]:
-        """All ranks: a folder with the parts of a checkpoint that this rank hosts, wherever rank 0 keeps it."""
-        lacking = [] if self.sees_folder else [f"{part.name}.safetensors" for part in self.hosted.parts]
-        records = self.exchange.report({"lacking": lacking})
-        wanted = {name for record in records for name in record["lacking"]}
-        if wanted and self.world.shelf:
-            for name in sorted({checkpoint.MANIFEST, *wanted}):
-                self.world.shelf.put(saved / name)
-        with tempfile.TemporaryDirectory() as folder:
-            if lacking and self.world.shelf:
-                for name in [checkpoint.MANIFEST, *lacking]:
-                    self.world.shelf.take(Path(folder) / name, keep=True)
-            yield Path(folder) if lacking else saved
 
     @property
     def answered_for(self) -> list[Part]:

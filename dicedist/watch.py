@@ -83,6 +83,16 @@ class Watch:
         self.leaving.set()
         self.thread.join(2 * BEAT)
 
+    def outlast(self) -> None:
+        """After leaving, on the rank that keeps the store: the others still speak to it."""
+        deadline = time.monotonic() + MISSED
+        while not all(self.has_left(rank) for rank in range(len(self.names))) and time.monotonic() < deadline:
+            time.sleep(BEAT / 10)
+
+    def has_left(self, rank: int) -> bool:
+        key = f"pulse/{rank}"
+        return self.store.check([key]) and self.store.get(key).decode() == LEFT
+
 
 def position(thread: int) -> str:
     """The innermost function of this package that the thread is in."""

@@ -82,6 +82,8 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
     yield World(this_rank(), size, device, Shelf(store.clone()))
     dist.destroy_process_group()
     watch.leave()
+    if keeps_store():
+        watch.outlast()
     _store = _watch = None
 
 
@@ -116,9 +118,13 @@ def under_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def keeps_store() -> bool:
+    return this_rank() == 0 and not under_agent()
+
+
 def connect(limit: timedelta) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    server = dist.TCPStore(address, port, world_size(), this_rank() == 0 and not under_agent(), limit)
+    server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
     # A restarted attempt must not read what the ranks of the last one left in the agent's store.
     return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
 

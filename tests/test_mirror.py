@@ -107,6 +107,24 @@ def test_training_that_is_asked_to_stop_is_marked_as_killed(store, tmp_path):
     assert status == "KILLED"
 
 
+@pytest.mark.timeout(300)
+def test_trainings_that_start_at_once_share_a_new_store(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    directories = [a_run(tmp_path / name, f"tracking.uri={uri}", "tracking.experiment=both") for name in ("a", "b")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE,
+        )
+        for directory in directories
+    ]  # fmt: skip
+    told = [process.communicate("KILLED", timeout=250)[1] for process in processes]
+    assert told == ["", ""]
+    for directory in directories:
+        run, losses = received(MlflowClient(uri), directory)
+        assert run.info.status == "KILLED" and len(losses) == 3
+
+
 def test_a_half_written_line_waits(store, tmp_path):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
