@@ -21,14 +21,23 @@ PACKAGE = str(Path(__file__).parent)
 
 
 class Watch:
-    """names: of the ranks, for messages. end(message, code): ends this process, called in the thread; the message is
-    empty where another rank has told why."""
+    """names: of the ranks, for messages; host: of the store. end(message, code): ends this process, called in the
+    thread; the message is empty where another rank has told why."""
 
-    def __init__(self, store: Any, rank: int, names: Sequence[str], timeout: float, end: Callable[[str, int], Any]):
-        self.store, self.rank, self.names, self.timeout, self.end = store, rank, names, timeout, end
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        names: Sequence[str],
+        host: str,
+        timeout: float,
+        end: Callable[[str, int], Any],
+    ):
+        self.store, self.rank, self.names, self.host, self.timeout, self.end = store, rank, names, host, timeout, end
         self.main = threading.get_ident()
         self.pulses = [""] * len(names)
         self.seen = [time.monotonic()] * len(names)
+        self.heard = time.monotonic()  # the store has answered
         self.leaving = threading.Event()
         self.thread = threading.Thread(target=self.live, name="watch", daemon=True)
         self.thread.start()
@@ -40,6 +49,7 @@ class Watch:
                 count += 1
                 self.store.set(f"pulse/{self.rank}", f"{count} {position(self.main)}")
                 self.look()
+                self.heard = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
         except RuntimeError:  # the store went with its launcher, and nobody else would stop or restart this run
             signals.ask()
@@ -62,6 +72,8 @@ class Watch:
         time.sleep(MISSED)  # meanwhile the thread ends this process if another rank tells why
         if not self.thread.is_alive():
             return "the launcher is gone"
+        if time.monotonic() - self.heard > MISSED / 2:
+            return f"no answer from {self.host} any more: the first node is lost, or the link to it is cut"
         here = [rank for rank, pulse in enumerate(self.pulses) if pulse != LEFT]
         silent = min(here, key=lambda rank: self.seen[rank])
         if time.monotonic() - self.seen[silent] < MISSED / 2:

@@ -30,6 +30,7 @@ from dicedist.watch import Watch
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
+STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _store: "dist.Store | None" = None  # where ranks agree on who tells an error; None outside a group
 _watch: Watch | None = None
@@ -109,7 +110,7 @@ def enter(timeout: float) -> tuple[dist.Store, Watch]:
         _store = connect(timedelta(seconds=timeout))
         names = [f"rank {rank}" for rank in range(world_size())]
         # With a connection of its own: the main thread may hold the other one while it waits for a key.
-        _watch = Watch(_store.clone(), this_rank(), names, timeout, end)
+        _watch = Watch(_store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, end)
     return _store, _watch
 
 
@@ -223,8 +224,17 @@ def end(message: str, code: int) -> NoReturn:
 
 def is_first_to_end(code: int) -> bool:
     """If so, the watches of the other ranks end them with the same code."""
+    answers: list[bool] = []
+    # In a thread, because a store behind a cut link answers neither yes nor no.
+    asking = threading.Thread(target=lambda: answers.append(ask_store(code)), daemon=True)
+    asking.start()
+    asking.join(STORE_PATIENCE)
+    return answers[0] if answers else os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def ask_store(code: int) -> bool:
     try:
-        store = _store or (connect(timedelta(seconds=5)) if under_agent() else None)
+        store = _store or (connect(timedelta(seconds=STORE_PATIENCE)) if under_agent() else None)
         if store is None:
             return os.environ.get("LOCAL_RANK", "0") == "0"
         first = store.add("told", 1) == 1

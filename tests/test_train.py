@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 
@@ -114,9 +115,8 @@ def watched(monkeypatch):
     watches, ends = [], []
 
     def make(timeout=60.0):
-        watches.append(
-            Watch(Store(), 0, ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"], timeout, lambda *e: ends.append(e))
-        )
+        names = ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
+        watches.append(Watch(Store(), 0, names, "node0", timeout, lambda *e: ends.append(e)))
         return watches[-1], ends
 
     yield make
@@ -130,6 +130,15 @@ def beat(store, positions, seconds, sleep=time.sleep):
         for rank, position in positions.items():
             store.set(f"pulse/{rank}", f"{count} {position}")
         sleep(0.02)
+
+
+def test_a_store_behind_a_cut_link_is_blamed_itself(watched):
+    one, _ = watched()
+    answering = threading.Event()
+    one.store.check = lambda keys: not answering.wait(30)
+    assert one.blame() == "no answer from node0 any more: the first node is lost, or the link to it is cut"
+    answering.set()
+    del one.store.check
 
 
 @pytest.mark.parametrize(
