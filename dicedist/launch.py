@@ -16,11 +16,14 @@ RANKS_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 import argparse
+import contextlib
 import logging
 import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
@@ -40,6 +43,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from dicedist.world import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER, own_address_to
 
+POLL = 5.0  # seconds
 DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 
 
@@ -68,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         options.rdzv_id = str(uuid.uuid4())
     elif options.local_addr is None:  # torchrun would take the host's name, which other nodes may not know
         options.local_addr = own_address_to(options.rdzv_endpoint.rpartition(":")[0] or options.master_addr)
+        if sys.platform == "linux":
+            threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
         os.environ[LAUNCHER] = folder
         try:
@@ -83,6 +89,21 @@ def main(arguments: Sequence[str]) -> int:
             ended = len(codes(folder)) == torchrun.determine_local_world_size(options.nproc_per_node)
             return worst(codes(folder)) if ended else 128 + error.sigval
         return worst(codes(folder))
+
+
+def notice_cut_links(seconds: int) -> None:
+    """torch waits for a store's answer without a limit; the system breaks a connection on which nothing arrives."""
+    while True:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+        time.sleep(POLL)
+
+
+def read_timeout(options: argparse.Namespace) -> int:
+    """Seconds that a node's store may take to answer, by torchrun's own setting."""
+    settings = dict(word.partition("=")[::2] for word in options.rdzv_conf.split(","))
+    return int(settings.get("read_timeout", 60))
 
 
 def unmet(options: argparse.Namespace, error: Exception) -> str:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,10 @@ def nodes(count):
 def remove_leftovers():
     known = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     for name in (name for name in known if name.startswith("dicedist")):
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+        for process in inside:  # they would keep the namespace and its link
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
         ip("netns", "delete", name)
         shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
     with contextlib.suppress(subprocess.CalledProcessError):
@@ -82,6 +87,7 @@ def launch(places, ranks, directories, *settings, attempt=0):
         options = [
             f"--nnodes={len(places)}", f"--nproc_per_node={here}", "--rdzv-backend=c10d", f"--rdzv-id=run{attempt}",
             f"--rdzv-endpoint={places[0].address}:{PORT + attempt}", "--max-restarts=0",
+            "--rdzv-conf=read_timeout=20",
         ]  # fmt: skip
         train = ["-m", "dicedist.train", *SETTINGS, f"run.dir={directory}", *settings]
         command = [sys.executable, "-m", "dicedist.launch", *options, *train]
