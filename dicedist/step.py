@@ -152,13 +152,20 @@ class Step:
         if self.hosted.w is None or features is None:
             return None, {}
         where = (batch.epoch, batch.step_in_epoch)
-        return self.hosted.w.redundancy_gradients(features, batch.labels_B, now, where)
+        with self.precision_of_w():
+            return self.hosted.w.redundancy_gradients(features, batch.labels_B, now, where)
 
     def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
         if self.hosted.w is None or self.hosted.discriminator is None or features is None:
             return {}
         where = (batch.epoch, batch.step_in_epoch)
-        return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
+        with self.precision_of_w():
+            return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
+
+    def precision_of_w(self) -> torch.autocast:
+        """bf16 on a GPU where members use it; never fp16, whose range log f may leave, as its gradients do."""
+        halved = self.device.type == "cuda" and self.precision == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
 
     def views(
         self,

@@ -88,6 +88,23 @@ def by_autograd(w, compared, targets, weights):
     return loss.detach(), logits.detach()
 
 
+def test_half_precision_is_close_and_its_answer_whole():
+    """As on a GPU with precision=bf16; here on the CPU, without blocks."""
+    torch.manual_seed(0)
+    w = discriminator()
+    means, labels = torch.randn(3, 16, 8), torch.randint(5, (16,))
+    draws = partial(torch.Generator().manual_seed, 1)
+    whole, halved = [], []
+    for halves, results in ((False, whole), (True, halved)):
+        leaf = means.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            terms = w.redundancy(leaf, torch.rand(3, 16, 8).fill_(0.5), labels, w.pairs_P2, PREDICTED, draws())
+        results += [terms["lhs"], torch.autograd.grad(terms["lhs"], leaf)[0]]
+    assert [value.dtype for value in halved] == [torch.float32] * 2
+    torch.testing.assert_close(halved[0], whole[0], atol=0.01, rtol=0.1)
+    assert torch.cosine_similarity(halved[1].flatten(), whole[1].flatten(), dim=0) > 0.99
+
+
 def test_unconditional_has_no_embedding_and_one_output():
     network = Network(3, 16, 1)
     counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
