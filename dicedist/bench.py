@@ -3,6 +3,7 @@
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
+    python -m dicedist.bench batched           members of one device as one network of grouped convolutions
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
     python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
@@ -34,6 +35,7 @@ from dicedist.world import command, this_rank
 
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
+    "batched": "batched.batched",
     "checkpoint": "checkpoint.checkpoint",
     "cost": "step.cost",
     "data": "data.data",

@@ -1,0 +1,56 @@
+"""Whether members that share a device are faster as one batched network: grouped convolutions, one group a member.
+
+Forward and backward of the encoders only. The step trains them one after the other; this tells where that is wrong.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dicedist import networks
+from dicedist.benchmarks.timing import compare
+from dicedist.config import Config
+from dicedist.devices import pick_device
+from dicedist.networks import Network
+from dicedist.placement import DEFAULT_SIZE
+
+
+def batched(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
+    size = config.ensemble.size if isinstance(config.ensemble.size, int) else DEFAULT_SIZE
+    device = pick_device()
+    members = [networks.build(config.network).to(device).to(memory_format=torch.channels_last) for _ in range(size)]
+    together = grouped(members).to(device).to(memory_format=torch.channels_last)
+    shape = (config.batch_size, 3, config.data.size, config.data.size)
+    images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
+    repeated = images.repeat(1, size, 1, 1).to(memory_format=torch.channels_last)
+    alternatives: dict[str, Callable[[], Any]] = {
+        "one after the other": lambda: [learn(member, images) for member in members],
+        "grouped": partial(learn, together, repeated),
+    }
+    return compare(alternatives, "one after the other", rounds)
+
+
+def learn(network: Network, images: torch.Tensor) -> None:
+    network.zero_grad(set_to_none=True)
+    network(images).square().sum().backward()
+
+
+def grouped(members: list[Network]) -> Network:
+    """The members' weights side by side: it maps [B, M 3, H, W] to [B, M D], each member's share as its own."""
+    together = copy.deepcopy(members[0])
+    for name, layer in together.named_modules():
+        same = [dict(member.named_modules())[name] for member in members]
+        if isinstance(layer, nn.Conv2d):
+            layer.groups *= len(members)
+            layer.in_channels, layer.out_channels = layer.in_channels * len(members), layer.out_channels * len(members)
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.num_features *= len(members)
+            for buffer in ("running_mean", "running_var"):
+                setattr(layer, buffer, torch.cat([getattr(one, buffer) for one in same]))
+        for parameter, _ in list(layer.named_parameters(recurse=False)):
+            setattr(layer, parameter, nn.Parameter(torch.cat([getattr(one, parameter).detach() for one in same])))
+    return together
