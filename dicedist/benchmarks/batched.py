@@ -4,7 +4,6 @@ Forward and backward of the encoders only. The step trains them one after the ot
 """
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,12 @@ def batched(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
     shape = (config.batch_size, 3, config.data.size, config.data.size)
     images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
     repeated = images.repeat(1, size, 1, 1).to(memory_format=torch.channels_last)
-    alternatives: dict[str, Callable[[], Any]] = {
-        "one after the other": lambda: [learn(member, images) for member in members],
-        "grouped": partial(learn, together, repeated),
-    }
+
+    def separately() -> None:
+        for member in members:
+            learn(member, images)
+
+    alternatives = {"one after the other": separately, "grouped": partial(learn, together, repeated)}
     return compare(alternatives, "one after the other", rounds)
 
 
