@@ -31,7 +31,7 @@ import torch
 from dicedist.benchmarks import simulation
 from dicedist.config import Config, compose_config
 from dicedist.tables import table
-from dicedist.world import command, this_rank
+from dicedist.world import command, keep_memory, this_rank
 
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
@@ -49,6 +49,9 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
 }
 
 
+COMPARISONS = ("batched", "cost", "discriminator", "methods")  # each side in a process of its own settings
+
+
 def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
@@ -56,6 +59,8 @@ def run(arguments: Sequence[str]) -> None:
     name, *overrides = arguments
     if name not in BENCHMARKS or ("--simulate" in overrides and name != "scaling"):
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
+    if name not in COMPARISONS:
+        keep_memory()
     rows = simulated(overrides) if "--simulate" in overrides else benchmark(name)(compose_config(overrides))
     if this_rank() > 0:
         return

@@ -30,7 +30,7 @@ from dicedist.exchange import build_exchange
 from dicedist.objectives import Method
 from dicedist.parts import build_discriminator, build_hosted, feature_dims
 from dicedist.placement import place
-from dicedist.world import command, joined, this_rank, world_size
+from dicedist.world import command, joined, keep_memory, this_rank, world_size
 
 DISTRIBUTED_TIMEOUT = 1800.0  # a rank may have several members to read while another waits
 
@@ -78,6 +78,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def evaluate_run(directory: Path, request: Request) -> None:
+    keep_memory()
     config, found = open_run(directory)
     config.data.root = request.data.root or config.data.root
     config.network.trusted = request.network.trusted

@@ -40,7 +40,7 @@ from dicedist.devices import pick_device
 from dicedist.ensemble import Ensemble, load_ensemble
 from dicedist.evaluate import Trust
 from dicedist.tracking import duration, put
-from dicedist.world import command
+from dicedist.world import command, keep_memory
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 COLUMNS = ("confidence", "disagreement", "ood_score")
@@ -70,6 +70,7 @@ def run(arguments: Sequence[str]) -> None:
     paths = named([x for x in arguments if not SETTING.match(x)])
     assert request.run is not None
     ensemble = load_ensemble(Path(request.run), request.members, request.average, trusted=request.network.trusted)
+    keep_memory()
     device = pick_device() if request.device == "auto" else torch.device(request.device)
     rows = predict(ensemble.to(device), paths, request.batch_size)
     with open(request.output, "w") if request.output else contextlib.nullcontext(sys.stdout) as stream:

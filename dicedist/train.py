@@ -32,7 +32,7 @@ from dicedist.placement import Placement, place
 from dicedist.saving import Saver, reachable
 from dicedist.step import Step
 from dicedist.tracking import Ledger, SilentTracker, Tracker, warn
-from dicedist.world import EndedElsewhere, World, command, joined, this_rank, world_size
+from dicedist.world import EndedElsewhere, World, command, joined, keep_memory, this_rank, world_size
 
 REPORTER = 0  # the rank that keeps the records and speaks
 GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on when they settle; the largest wins
@@ -42,6 +42,7 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         show_help(__doc__, "train")
         return
+    keep_memory()
     config = compose_config(arguments)
     method = Method(config.method)
     directory = resume.run_folder(config)

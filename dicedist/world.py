@@ -168,7 +168,6 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     signals.listen()
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # what all ranks notice, one of them tells
-    keep_memory()
     try:
         run(sys.argv[1:])
     except (Exception, signals.Stopped) as error:

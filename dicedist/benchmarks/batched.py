@@ -4,6 +4,7 @@ Forward and backward of the encoders only. The step trains them one after the ot
 """
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,10 @@ def batched(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
         for member in members:
             learn(member, images)
 
-    alternatives = {"one after the other": separately, "grouped": partial(learn, together, repeated)}
+    alternatives: dict[str, Callable[[], object]] = {
+        "one after the other": separately,
+        "grouped": partial(learn, together, repeated),
+    }
     return compare(alternatives, "one after the other", rounds)
 
 
