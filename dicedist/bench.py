@@ -49,7 +49,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
 }
 
 
-COMPARISONS = ("batched", "cost", "discriminator", "methods")  # each side in a process of its own settings
+COMPARISONS = ("cost", "discriminator")  # with what is not ours: each side makes its own process settings
 
 
 def run(arguments: Sequence[str]) -> None:

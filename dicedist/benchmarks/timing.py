@@ -1,7 +1,7 @@
 """Comparing alternatives on a machine that is never quiet: they take turns, and ratios are taken within a round.
 
-On a CPU each has a process of its own. What is ours runs with the process settings that our commands make
-(`world.keep_memory`), what it is compared with runs without: they are part of what is compared.
+Beside what is not ours each has a process of its own on a CPU: ours with the settings that our commands make
+(`world.keep_memory`), the others without, for they are part of what is compared.
 """
 
 import multiprocessing
@@ -23,7 +23,10 @@ def compare(
 
     theirs: the names of those that are not ours.
     """
-    turns = (on_gpu if torch.cuda.is_available() else in_processes)(alternatives, rounds, theirs)
+    if theirs and not torch.cuda.is_available():
+        turns = in_processes(alternatives, rounds, theirs)
+    else:
+        turns = in_this_process(alternatives, rounds)
     return [
         {
             "": name,
@@ -61,22 +64,22 @@ def serve(run: Callable[[], object], ours: bool, requests: Connection) -> None:
         if not warm:
             run()
             warm = True
-        started = time.process_time()
-        run()
-        requests.send(time.process_time() - started)
+        requests.send(seconds(run))
 
 
-def on_gpu(
-    alternatives: Mapping[str, Callable[[], object]], rounds: int, theirs: Collection[str]
-) -> list[dict[str, float]]:
+def in_this_process(alternatives: Mapping[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:
     for run in alternatives.values():
         run()
     return [{name: seconds(run) for name, run in alternatives.items()} for _ in range(rounds)]
 
 
 def seconds(run: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    started = time.perf_counter()
+    clock = time.process_time
+    if torch.cuda.is_available():
+        clock = time.perf_counter
+        torch.cuda.synchronize()
+    started = clock()
     run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock() - started
