@@ -40,10 +40,10 @@ def test_bytes_that_leave_nodes_meet_at_the_link_of_w(config):
 
 
 def test_loopback_agrees(config):
-    """Within the 5 % that its own messages take."""
+    """But for what its own messages take, on a machine that may be busy."""
     measured = seconds_a_step(config, 3, Durations(**TIMES, learn=0.1), num_steps=5)
     expected = step_time(config, Assumed(forward=0.1, backward=0.2, gradient=0.04, learn=0.2), 3, 1, 10).step
-    assert measured == pytest.approx(expected, rel=0.25)  # a busy machine
+    assert 0.95 * expected < measured < 1.5 * expected
 
 
 @pytest.mark.parametrize(
