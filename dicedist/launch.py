@@ -70,8 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         rendezvous_handler_registry.register("loopback", Loopback)
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
         options.rdzv_id = str(uuid.uuid4())
-    elif options.local_addr is None:  # torchrun would take the host's name, which other nodes may not know
-        options.local_addr = own_address_to(options.rdzv_endpoint.rpartition(":")[0] or options.master_addr)
+    else:
+        # torchrun would take the host's name, which other nodes may not know.
+        first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
+        options.local_addr = options.local_addr or own_address_to(first)
         if sys.platform == "linux":
             threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
@@ -94,10 +96,20 @@ def main(arguments: Sequence[str]) -> int:
 def notice_cut_links(seconds: int) -> None:
     """torch waits for a store's answer without a limit; the system breaks a connection on which nothing arrives."""
     while True:
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+        limit_silence(seconds)
         time.sleep(POLL)
+
+
+def limit_silence(seconds: int) -> None:
+    """On every connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                connection = socket.socket(fileno=int(name))
+                try:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+                finally:
+                    connection.detach()  # it belongs to someone else
 
 
 def read_timeout(options: argparse.Namespace) -> int:

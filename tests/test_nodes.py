@@ -1,6 +1,9 @@
 """Several nodes: what ranks compare before they start, and a run whose nodes share no folder."""
 
+import os
 import re
+import socket
+import sys
 
 import pytest
 from ranks import run_ranks
@@ -8,6 +11,7 @@ from tiny import STEPS, TINY, asked_after, assert_same_run, assert_same_tensors,
 
 from dicedist import meeting
 from dicedist.config import compose_config
+from dicedist.launch import limit_silence
 
 
 def meet_on_rank(rank, overrides, versions):
@@ -34,6 +38,18 @@ def test_ranks_learn_where_the_others_are(monkeypatch):
 def test_strangers_are_named_on_every_rank(overrides, versions, line):
     for told in run_ranks(2, meet_on_rank, overrides, versions):
         assert re.search(line, told), told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_connections_of_a_launcher_have_a_limit_and_stay_open():
+    with socket.create_server(("127.0.0.1", 0)) as server, open(os.devnull):
+        with socket.create_connection(server.getsockname()) as connection:
+            before = set(os.listdir("/proc/self/fd"))
+            for _ in range(3):
+                limit_silence(20)
+            assert set(os.listdir("/proc/self/fd")) == before
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+            connection.send(b"still open")
 
 
 def train_apart(rank, world_size, folder, *overrides, stop_at=None):
