@@ -57,7 +57,9 @@ def run(arguments: Sequence[str]) -> None:
         print(__doc__)
         return
     name, *overrides = arguments
-    if name not in BENCHMARKS or ("--simulate" in overrides and name != "scaling"):
+    if "--simulate" in overrides and name != "scaling":
+        raise ValueError(f"{name} --simulate: only scaling can be simulated; write scaling --simulate")
+    if name not in BENCHMARKS:
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
     if name not in COMPARISONS:
         keep_memory()

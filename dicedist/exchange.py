@@ -86,7 +86,8 @@ class Exchange:
             received.setdefault(member, []).append(self.unpack(message, member, replica, size))
             out_of_step_M[member] |= (message[: checksum_floats()].view(torch.int64) != mark)[0]
         for member, rows in received.items():
-            gathered[member] = {name: torch.cat([fields[name] for fields in rows]) for name in rows[0]}
+            whole = {name: torch.cat([fields[name] for fields in rows]) for name in rows[0]} if rows[1:] else rows[0]
+            gathered[member] = whole
         return Gathered(gathered, out_of_step_M)
 
     def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]:

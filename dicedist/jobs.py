@@ -14,6 +14,7 @@ import torch
 from dicedist import resume
 from dicedist.config import Config, compose_config, load_config
 from dicedist.objectives import Method
+from dicedist.placement import ranks_of
 
 
 @dataclass(frozen=True)
@@ -58,4 +59,4 @@ def ranks_for(config: Config) -> int:
     size, needs_w, devices = config.ensemble.size, Method(config.method).redundancy is not None, num_devices()
     if not isinstance(size, int):
         return devices if devices > 2 or not needs_w else 1  # two devices would hold a single member beside w
-    return min(devices, config.ensemble.replicas * size + needs_w)
+    return min(devices, ranks_of(size, needs_w, config.ensemble.replicas))

@@ -82,11 +82,12 @@ def place(
             f"this method compares members, so it needs at least 2, but {world_size} ranks make {num_members}: "
             f"{launch_line(DEFAULT_SIZE * replicas + 1)} or ensemble.size={DEFAULT_SIZE}"
         )
-    largest = replicas * num_members + (1 if needs_discriminator else 0)
+    largest = ranks_of(num_members, needs_discriminator, replicas)
     named = f"{num_members} members" + (f" of {replicas} replicas" if replicas > 1 else "")
     if world_size > largest or (replicas > 1 and world_size < largest):
+        given = "1 rank is" if world_size == 1 else f"{world_size} ranks are"
         raise ValueError(
-            f"{world_size} ranks are too {'many' if world_size > largest else 'few'} for {named}"
+            f"{given} too {'many' if world_size > largest else 'few'} for {named}"
             f"{' and a discriminator' if needs_discriminator else ''}: {launch_line(largest)} or another ensemble.size"
         )
     discriminator = most_crowded(range(world_size), node_of, node_of) if needs_discriminator else None
@@ -99,6 +100,11 @@ def place(
         fewest = [rank for (rank,) in groups if hosts.count((rank,)) == share]
         discriminator = most_crowded(fewest, node_of, [node_of[rank] for (rank,) in hosts])
     return Placement(world_size, hosts, discriminator)
+
+
+def ranks_of(num_members: int, needs_discriminator: bool, replicas: int) -> int:
+    """With a device for every part."""
+    return replicas * num_members + (1 if needs_discriminator else 0)
 
 
 def most_crowded(candidates: Sequence[int], node_of: Sequence[int], crowd: Sequence[int]) -> int:

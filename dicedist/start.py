@@ -15,7 +15,7 @@ import torch
 from dicedist import resume, train
 from dicedist.config import compose_config
 from dicedist.objectives import Method
-from dicedist.placement import DEFAULT_SIZE
+from dicedist.placement import DEFAULT_SIZE, ranks_of
 
 NPROC = "DICEDIST_NPROC"
 
@@ -46,6 +46,6 @@ def spread(nproc: str, overrides: Sequence[str]) -> tuple[int, list[str]]:
     config = compose_config(overrides)
     size = resume.ensemble_size(config)
     fixed = [] if isinstance(size, int) else [f"ensemble.size={DEFAULT_SIZE}"]
-    members = config.ensemble.replicas * (DEFAULT_SIZE if fixed else int(size))
-    parts = members + (Method(config.method).redundancy is not None)
+    needs_w = Method(config.method).redundancy is not None
+    parts = ranks_of(DEFAULT_SIZE if fixed else int(size), needs_w, config.ensemble.replicas)
     return max(1, min(torch.cuda.device_count(), parts)), [*overrides, *fixed]

@@ -54,7 +54,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.replicas = exchange.placement.replicas
         if config.ensemble.sync_batch_norm and self.replicas > 1:
-            for part in hosted.learners:
+            for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
                 synchronise(part.module, exchange.sum_over_replicas)
         self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)

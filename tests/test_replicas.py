@@ -11,6 +11,7 @@ from torch import nn
 
 from dicedist.data.order import share
 from dicedist.networks.batch_norm import SyncBatchNorm, synchronise
+from dicedist.train import refuse_empty_shares
 
 __all__ = ["double_precision"]  # the fixture
 
@@ -105,3 +106,14 @@ def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
     for one, other in zip(synced.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(synced.eval()(inputs), plain.eval()(inputs))
+
+
+def test_a_batch_norm_that_cannot_be_synchronised_is_named():
+    with pytest.raises(ValueError, match="sync_batch_norm=true needs batch norms with weights.*affine=False"):
+        synchronise(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), lambda values: values)
+
+
+def test_a_last_batch_that_leaves_a_replica_without_images_is_refused():
+    refuse_empty_shares(50, 16, replicas=2)
+    with pytest.raises(ValueError, match="last batch of an epoch has 1 of 49 images, too few for ensemble.replicas=2"):
+        refuse_empty_shares(49, 16, replicas=2)

@@ -22,6 +22,8 @@ class SyncBatchNorm(nn.Module):
         super().__init__()
         self.norm, self.total = [norm], total  # in a list: its parameters are registered below, as this module's own
         self.weight, self.bias = norm.weight, norm.bias
+        assert norm.momentum is not None
+        self.momentum = norm.momentum
         for name, buffer in norm.named_buffers():
             self.register_buffer(name, buffer)
 
@@ -40,10 +42,9 @@ class SyncBatchNorm(nn.Module):
         mean_C, square_C = (sums[:-1] / count).split(channels)
         variance_C = (square_C - mean_C.square()).clamp_min(0)
         with torch.no_grad():
-            momentum = norm.momentum if norm.momentum is not None else 1.0
             self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean_C, momentum)
-            self.running_var.lerp_(variance_C * count / (count - 1), momentum)
+            self.running_mean.lerp_(mean_C, self.momentum)
+            self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
         shape = [1, channels] + [1] * (values.dim() - 2)
         scale_C = self.weight * (variance_C + norm.eps).rsqrt()
         shift_C = self.bias - mean_C * scale_C
@@ -53,7 +54,12 @@ class SyncBatchNorm(nn.Module):
 def synchronise(module: nn.Module, total: Total) -> None:
     """Every batch norm inside the module becomes one over all replicas; its parameters stay the same objects."""
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d) and child.affine and child.track_running_stats:
+        if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+            synchronise(child, total)
+        elif child.affine and child.track_running_stats and child.momentum is not None:
             setattr(module, name, SyncBatchNorm(child, total))
         else:
-            synchronise(child, total)
+            raise ValueError(
+                f"ensemble.sync_batch_norm=true needs batch norms with weights, running statistics and momentum, and "
+                f"{child} lacks one of them: leave it out, or write ensemble.replicas=1"
+            )
