@@ -61,7 +61,9 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"{name} --simulate: only scaling can be simulated; write scaling --simulate")
     if name not in BENCHMARKS:
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
-    if name not in COMPARISONS:
+    if name in COMPARISONS:
+        torch.set_num_threads(1)  # a forked process would wait for ever for its parent's threads
+    else:
         keep_memory()
     rows = simulated(overrides) if "--simulate" in overrides else benchmark(name)(compose_config(overrides))
     if this_rank() > 0:

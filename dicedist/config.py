@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Config:
     batch_size: int
     seed: int
     precision: str
-    compile: bool
+    compile: bool | str
     resume: str
     data: DataConfig
     network: NetworkConfig
@@ -310,6 +311,7 @@ def validate(config: Config) -> None:
     choices = {
         "structure": (config.structure, STRUCTURES),
         "precision": (config.precision, PRECISIONS),
+        "compile": (config.compile, (False, True, "graphs")),
         "resume": (config.resume, ("auto", "never", "must")),
         "evaluate.average": (config.evaluate.average, ("logits", "probabilities")),
         "redundancy.scale": (redundancy.scale, ("predicted", "one", "none")),
@@ -319,7 +321,8 @@ def validate(config: Config) -> None:
     }
     for name, (choice, known) in choices.items():
         if choice not in known:
-            raise ValueError(f"{name}={choice}: write one of {', '.join(map(str, known))}")
+            words = (word if isinstance(word, str) else json.dumps(word) for word in known)
+            raise ValueError(f"{name}={choice}: write one of {', '.join(words)}")
     if "@" in urlsplit(config.tracking.uri or "").netloc:
         raise ValueError(
             "tracking.uri holds a password, which would be written to config.yaml: set MLFLOW_TRACKING_USERNAME and "

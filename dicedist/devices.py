@@ -50,6 +50,15 @@ def refuse_small_shared_memory(ranks_here: int) -> None:
         )
 
 
+def refuse_compile(how: bool | str) -> None:
+    """Where it cannot work: before anything is built."""
+    compiler = os.environ.get("CXX", "g++")
+    if how == "graphs" and not torch.cuda.is_available():
+        raise ValueError("compile=graphs records CUDA graphs, and there is no GPU here: write compile=true")
+    if how and shutil.which(compiler) is None:
+        raise ValueError(f"compile={str(how).lower()} needs the compiler {compiler}: install it or leave compile out")
+
+
 def too_small(device: torch.device) -> str:
     """What to say when its memory did not suffice."""
     free, total = torch.cuda.mem_get_info(device)

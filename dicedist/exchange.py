@@ -121,17 +121,17 @@ class Exchange:
         operations += [dist.P2POp(dist.irecv, message, source) for source, message in receives]
         works = dist.batch_isend_irecv(operations)
         if len(works) != len(messages):  # NCCL gives one work for the whole group: waiting orders streams, not the host
-            for work in works:
-                work.wait()
-            return
+            return self.wait(works)
         self.sending += list(zip(works[: len(sends)], messages[: len(sends)], strict=True))
-        for work in works[len(sends) :]:
-            work.wait()
+        self.wait(works[len(sends) :])
 
     def finish_sending(self) -> None:
-        for work, _ in self.sending:
-            work.wait()
+        self.wait([work for work, _ in self.sending])
         self.sending.clear()
+
+    def wait(self, works: Sequence[dist.Work]) -> None:
+        for work in works:
+            work.wait()
 
     def floats(self, member: int, replica: int, names: Sequence[str], size: int) -> int:
         rows = share(size, self.placement.replicas, replica)

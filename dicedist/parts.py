@@ -112,9 +112,8 @@ def build_member(config: Config, method: Method, member: int, num_classes: int) 
     with initialising(config.seed, "member", member):
         network = networks.build_member(config.network, member)
         encoder = network.branch() if config.structure == "branch" else network
-        if config.compile:
-            for stage in encoder.children():
-                stage.compile()
+        for stage in encoder.children():
+            compile_stage(stage, config.compile)
         return Member(encoder, num_classes, method.prior_rows(num_classes))
 
 
@@ -123,9 +122,13 @@ def build_trunk(config: Config) -> nn.Module | None:
         return None
     with initialising(config.seed, "trunk"):
         trunk = networks.build_member(config.network, 0).trunk
-    if config.compile:
-        trunk.compile()
+    compile_stage(trunk, config.compile)
     return trunk
+
+
+def compile_stage(stage: nn.Module, how: bool | str) -> None:
+    if how:
+        stage.compile(mode="reduce-overhead" if how == "graphs" else None)
 
 
 def build_shared(config: Config, method: Method, num_members: int) -> nn.Module | None:

@@ -57,6 +57,7 @@ class Step:
             for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
                 synchronise(part.module, exchange.sum_over_replicas)
         self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
+        self.graphs = config.compile == "graphs"
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
     @classmethod
@@ -108,6 +109,8 @@ class Step:
     def encode(self, batch: Batch) -> dict[int, Encoding]:
         """Each member hosted here sees the batch, through the trunk where there is one (run once for all of them)."""
         encodings = {}
+        if self.graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # graphs may write over what they gave to the step before
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
             for nth, member in enumerate(self.hosted.members):

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their longest cell; cells that are all numbers are set flush right."""
+    """Columns as wide as their longest cell; columns of numbers are set flush right."""
     cells = [[text(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    right = [bool(rows) and all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
+    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
     lines = [header, ["-" * width for width in widths], *cells]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(line, widths, right, strict=True)
+            for cell, width, flush in zip(line, widths, numeric, strict=True)
         ).rstrip()
         for line in lines
     )

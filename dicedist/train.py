@@ -20,6 +20,7 @@ from dicedist.config import Config, compose_config, show_help
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
+from dicedist.devices import refuse_compile
 from dicedist.environment import Pace
 from dicedist.evaluate import load_discriminator
 from dicedist.folders import refuse_unwritable
@@ -49,6 +50,7 @@ def run(arguments: Sequence[str]) -> None:
     needs_w, replicas, size = method.redundancy is not None, config.ensemble.replicas, resume.ensemble_size(config)
     if this_rank() == REPORTER:  # what cannot be is refused before ranks wait for each other
         refuse_unwritable(directory, "write run.dir=FOLDER")
+        refuse_compile(config.compile)
         place(world_size(), size, needs_w, replicas)
     node_of, size = meet(config, size)
     placement = place(world_size(), size, needs_w, replicas, node_of)

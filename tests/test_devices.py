@@ -57,6 +57,19 @@ def test_a_container_without_shared_memory_is_refused(gpus, monkeypatch):
         devices.pick_device()
 
 
+def test_cuda_graphs_without_a_gpu_are_refused():
+    with pytest.raises(ValueError, match="compile=graphs records CUDA graphs, and there is no GPU here"):
+        devices.refuse_compile("graphs")
+
+
+def test_a_missing_compiler_is_named(gpus, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    devices.refuse_compile(False)
+    for how, word in ((True, "true"), ("graphs", "graphs")):
+        with pytest.raises(ValueError, match=f"compile={word} needs the compiler no-such-compiler: install it"):
+            devices.refuse_compile(how)
+
+
 def test_out_of_memory_is_one_line_with_numbers_and_no_restart(gpus):
     gpus[1] = 0
     line, code = world.explained(torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"))

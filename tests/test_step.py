@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -182,3 +183,11 @@ def test_a_member_out_of_step_is_named():
     late = run_ranks(3, step_with_a_wrong_batch, 3)[2]
     assert late["out_of_step/member_0"] == 0
     assert late["out_of_step/member_1"] == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+def test_a_compiled_member_equals_a_plain_one():
+    weights, _ = train_on_rank(0, 1, (1, "method=ceb", "compile=graphs"), 1)  # on a CPU no graph is recorded
+    expected, _ = train_on_rank(0, 1, (1, "method=ceb"), 1)
+    assert weights["member-0"].keys() == expected["member-0"].keys()
+    torch.testing.assert_close(weights["member-0"], expected["member-0"], atol=1e-5, rtol=1e-4)

@@ -31,8 +31,16 @@ class LiteralNetwork(nn.Module):
 class LiteralDiscriminator:
     """Steps 2 and 3 of Algorithm 1 as one would first write them: plain Python over classes, pairs and inputs."""
 
-    def __init__(self, num_members: int, feature_dim: int, num_classes: int, num_samples: int, negatives: int):
-        self.network = LiteralNetwork(num_members, feature_dim, num_classes)
+    def __init__(
+        self,
+        num_members: int,
+        feature_dim: int,
+        num_classes: int,
+        num_samples: int,
+        negatives: int,
+        device: torch.device,
+    ):
+        self.network = LiteralNetwork(num_members, feature_dim, num_classes).to(device)
         self.optimizer = torch.optim.RMSprop(self.network.parameters(), lr=0.005)
         self.num_members, self.num_samples, self.negatives = num_members, num_samples, negatives
         self.pairs = list(itertools.combinations(range(num_members), 2))
@@ -60,8 +68,8 @@ class LiteralDiscriminator:
         return loss.item()
 
     def sample(self, means_MBD: Tensor, scales_MBD: Tensor) -> Tensor:
-        shape = (self.num_members, self.num_samples, *means_MBD.shape[1:])
-        return means_MBD[:, None] + torch.randn(shape) * scales_MBD[:, None]
+        means_MSBD = means_MBD[:, None].expand(-1, self.num_samples, -1, -1)
+        return means_MSBD + torch.randn_like(means_MSBD) * scales_MBD[:, None]
 
     def joint(self, z_MSBD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
         rows = []
@@ -79,6 +87,8 @@ class LiteralDiscriminator:
             others = [(means_MBD[:, k], scales_MBD[:, k]) for k, same in enumerate(labels) if same == label and k != n]
             pools.append(others + self.memory[label])
         kept = [n for n, pool in enumerate(pools) if pool]
+        if not kept:
+            return means_MBD.new_zeros(0, self.num_members * means_MBD.shape[-1]), labels_B[:0]
         rows = []
         for i, j in self.pairs:
             for sample in range(self.num_samples):
@@ -86,7 +96,7 @@ class LiteralDiscriminator:
                     drawn = [random.choice(pools[n]) for n in kept]
                     means_BMD, scales_BMD = (torch.stack(values) for values in zip(*drawn, strict=True))
                     stays, moves = random.sample((i, j), 2)
-                    slots_BMD = torch.zeros(len(kept), *means_BMD.shape[1:])
+                    slots_BMD = torch.zeros_like(means_BMD)
                     slots_BMD[:, stays] = z_MSBD[stays, sample, kept]
                     mean_BD, scale_BD = means_BMD[:, moves], scales_BMD[:, moves]
                     slots_BMD[:, moves] = mean_BD + torch.randn_like(mean_BD) * scale_BD

@@ -17,6 +17,7 @@ from dicedist.benchmarks.timing import compare
 from dicedist.config import Config
 from dicedist.data import sources
 from dicedist.data.pipeline import Batch, Loader
+from dicedist.devices import pick_device
 from dicedist.objectives import Method
 from dicedist.objectives.vceb import gaussian_divergence
 from dicedist.parts import build_member, feature_dims
@@ -29,6 +30,7 @@ PHASES = {  # what is timed -> its name
     "gather": "gather",
     "redundancy_gradients": "gradient of w",
     "scatter": "scatter",
+    "wait": "idle",  # for another rank's message, and its way
     "descend": "backward",
     "update": "optimiser",
     "learn": "w learns",
@@ -37,20 +39,25 @@ WARM_UP, STEPS = 2, 6
 
 
 def step(config: Config) -> list[dict[str, Any]]:
-    """Seconds of each phase on every rank, in one process or under torchrun; rank 0 has them all."""
+    """Of each phase on every rank, in one process or under torchrun; rank 0 has them all."""
     placement = place(world_size(), config.ensemble.size, Method(config.method).redundancy is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
         timed = build_step(config, world, source.num_classes)
         members = placement.members_on(world.rank)
         loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
-        own = phases(timed, loader)
+        spent = phases(timed, loader)
+        own = {**spent, "images/s of a member": config.batch_size / spent["whole step"] if members else None}
         records = timed.exchange.report(own)
-    return [{"phase": name, **{f"rank {rank}, s": record[name] for rank, record in enumerate(records)}} for name in own]
+    columns = {f"rank {rank}": record for rank, record in enumerate(records)}
+    return [{"seconds": name, **{rank: record[name] for rank, record in columns.items()}} for name in own]
 
 
 def phases(timed: Step, loader: Loader) -> dict[str, float]:
-    """Mean seconds a step. A phase ends when the device has done it, which the step itself would not wait for."""
+    """Mean seconds a step. A phase ends when the device has done it, which the step itself would not wait for.
+
+    A phase inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
+    """
     spent: dict[str, float] = defaultdict(float, dict.fromkeys(["data", *PHASES.values()], 0.0))
     for owner, names in ((timed, PHASES), (timed.exchange, PHASES)):
         for method, name in names.items():
@@ -67,7 +74,6 @@ def phases(timed: Step, loader: Loader) -> dict[str, float]:
         spent["data"] += time.perf_counter() - waited
         timed(batch)
     whole = time.perf_counter() - started
-    spent["backward"] -= spent["optimiser"]
     spent["the rest"] = whole - sum(spent.values())
     spent["whole step"] = whole
     return {name: seconds / STEPS for name, seconds in spent.items()}
@@ -75,11 +81,11 @@ def phases(timed: Step, loader: Loader) -> dict[str, float]:
 
 def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Any:
-        started = time.perf_counter()
+        started, inside = time.perf_counter(), sum(spent.values())
         result = function(*arguments)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        spent[name] += time.perf_counter() - started
+        spent[name] += time.perf_counter() - started - (sum(spent.values()) - inside)
         return result
 
     return timed
@@ -96,12 +102,13 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
     size = 4 if config.ensemble.size == "auto" else int(config.ensemble.size)
     shared = [f"network={config.network.name}", f"ensemble.size={size}", f"batch_size={config.batch_size}"]
-    images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(100, (config.batch_size,))
-    device = World(0, 1, torch.device("cpu"))
+    world = World(0, 1, pick_device())
+    images = torch.randn(config.batch_size, 3, 32, 32, device=world.device)
+    labels_B = torch.randint(100, (config.batch_size,), device=world.device)
     last = images.contiguous(memory_format=torch.channels_last)
     batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [last])
     ours = {
-        f"method={name}": build_step(compose_config([*shared, f"method={name}"]), device, 100)
+        f"method={name}": build_step(compose_config([*shared, f"method={name}"]), world, 100)
         for name in ("ind", "dice")
     }
     alternatives: dict[str, Callable[[], Any]] = {
@@ -114,7 +121,8 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
 def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
     method = Method(config.method)
-    nets = [build_member(config, method, i, 100).to(memory_format=torch.channels_last) for i in range(size)]
+    nets = [build_member(config, method, i, 100).to(images.device) for i in range(size)]
+    nets = [net.to(memory_format=torch.channels_last) for net in nets]
     optimizers = [torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True) for net in nets]
 
     def one_step() -> None:
@@ -129,16 +137,16 @@ def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor
 def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
     """As a first implementation would be: default memory format, one graph, the literal discriminator."""
     method, settings = Method(config.method), config.redundancy
-    nets = [build_member(config, method, i, 100) for i in range(size)]
+    nets = [build_member(config, method, i, 100).to(images.device) for i in range(size)]
     parameters = [parameter for net in nets for parameter in net.parameters()]
     optimizer = torch.optim.SGD(parameters, 0.1, 0.9, weight_decay=5e-4, nesterov=True)
     dim = feature_dims(config, 1)[0]
-    w = LiteralDiscriminator(size, dim, 100, settings.num_samples, settings.negatives)
+    w = LiteralDiscriminator(size, dim, 100, settings.num_samples, settings.negatives, images.device)
 
     def one_step() -> None:
-        means, scales, loss = [], [], torch.zeros(())
+        means, scales, loss = [], [], images.new_zeros(())
         for net in nets:
-            encoding = net.encode(images, torch.randn(len(images), dim))
+            encoding = net.encode(images, torch.randn(len(images), dim, device=images.device))
             assert net.bottleneck is not None and encoding.scale_BD is not None
             prior_BD = net.bottleneck.prior_KD[labels_B]
             divergence_B = gaussian_divergence(encoding.mean_BD, encoding.scale_BD, prior_BD)

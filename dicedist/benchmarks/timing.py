@@ -44,12 +44,16 @@ def in_processes(
     for name, run in alternatives.items():
         ends[name], far_end = context.Pipe()
         context.Process(target=serve, args=(run, name not in theirs, far_end), daemon=True).start()
+        far_end.close()  # so that the pipe breaks with the process
     turns = []
     for _ in range(rounds):
         turn = {}
         for name, end in ends.items():
-            end.send(True)
-            turn[name] = end.recv()
+            try:
+                end.send(True)
+                turn[name] = end.recv()
+            except (EOFError, BrokenPipeError) as error:
+                raise RuntimeError(f"{name} ended by itself, for the reason above") from error
         turns.append(turn)
     for end in ends.values():
         end.send(False)

@@ -1,0 +1,51 @@
+"""`python -m dicedist.bench` in small, with as many threads as torch would take: the tables, not the figures."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dicedist.benchmarks.timing import compare
+
+SMALL = ("network=resnet8", "data=shapes", "batch_size=8")
+
+
+def bench(folder, name):
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "dicedist.bench", name, *SMALL]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / f"bench-{name}.json").read_text())["rows"], done.stdout
+
+
+def test_the_phases_of_a_step_make_up_the_step(tmp_path):
+    rows, printed = bench(tmp_path, "step")
+    seconds = {row["seconds"]: row["rank 0"] for row in rows}
+    speed, whole = seconds.pop("images/s of a member"), seconds.pop("whole step")
+    assert sum(seconds.values()) == pytest.approx(whole)
+    assert speed == pytest.approx(8 / whole)
+    assert all(0 < seconds[name] < whole for name in ("forward", "backward", "optimiser", "gradient of w", "w learns"))
+    assert seconds["idle"] < 0.01 * whole
+    assert "images/s of a member" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "names"),
+    [
+        ("cost", "method=ind", ["bare PyTorch loop, independent", "method=ind", "method=dice", "DICE written plainly"]),
+        ("discriminator", "ours", ["ours", "literal"] * 3),
+    ],
+)
+def test_what_is_compared_runs_in_processes_of_its_own(tmp_path, name, reference, names):
+    rows, _ = bench(tmp_path, name)
+    assert [row[""] for row in rows] == names
+    assert all(row["seconds"] > 0 and row[f"times {reference}"] > 0 for row in rows)
+    assert {row[f"times {reference}"] for row in rows if row[""] == reference} == {1}
+
+
+def test_a_side_that_fails_ends_the_comparison(capfd):
+    with pytest.raises(RuntimeError, match="theirs ended by itself"):
+        compare({"ours": lambda: None, "theirs": lambda: 1 / 0}, "ours", 1, theirs=["theirs"])
+    assert "ZeroDivisionError" in capfd.readouterr().err
