@@ -88,6 +88,7 @@ def test_svhn_of_torchvision(source, tmp_path, monkeypatch):
     from scipy.io import savemat
     from torchvision.datasets import SVHN
 
+    assert SVHN.split_list["test"][1:] == [ood.SVHN_FILE, ood.SVHN_MD5]
     images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
     path = tmp_path / "svhn" / "test_32x32.mat"
     path.parent.mkdir()

@@ -6,23 +6,24 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torchvision.datasets import CIFAR10, CIFAR100
-from torchvision.datasets.utils import check_integrity
 
 from dicedist.data.prepared import NewArray, Prepared, locked, prepare
 from dicedist.folders import refuse_unwritable
 
-KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10
+
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 MEAN = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.4409)}
 STD = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)}
 SECONDS_TO_ANSWER = 30
 
 
 def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
-    kind = KINDS[name]
+    kind = torchvisions(name)
     files = [root / kind.base_folder / file for file in published(kind)]
     if not all(file.exists() for file in files):
         fetch(name, root, files, download)
@@ -38,13 +39,22 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
     return prepare(name, root, files, build)
 
 
-def published(kind: type[CIFAR10]) -> dict[str, str]:
+def torchvisions(name: str) -> type["CIFAR10"]:
+    """Imported only now: it takes two seconds, which a command that is refused need not wait for."""
+    from torchvision import datasets
+
+    return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
+
+
+def published(kind: type["CIFAR10"]) -> dict[str, str]:
     """File -> md5."""
     return {**dict(kind.train_list), **dict(kind.test_list), kind.meta["filename"]: kind.meta["md5"]}
 
 
-def refuse_damaged(root: Path, kind: type[CIFAR10]) -> None:
+def refuse_damaged(root: Path, kind: type["CIFAR10"]) -> None:
     """Comes before any of the files is unpickled: a pickle is a program."""
+    from torchvision.datasets.utils import check_integrity
+
     for file, md5 in published(kind).items():
         path = root / kind.base_folder / file
         if not check_integrity(path, md5):
@@ -52,7 +62,7 @@ def refuse_damaged(root: Path, kind: type[CIFAR10]) -> None:
 
 
 def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
-    kind = KINDS[name]
+    kind = torchvisions(name)
     advice = f"put the folder {kind.base_folder} into {root}, or write data=shapes, which needs no files"
     if not download:
         raise ValueError(f"{name} is not in {root}: write data.download=true, or {advice}")

@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
-from torchvision.datasets import SVHN
-from torchvision.datasets.utils import check_integrity
 
-from dicedist.data.cifar import KINDS, prepare_cifar
+from dicedist.data.cifar import FOLDERS, prepare_cifar
 from dicedist.data.folder import Fit, crop, decode_file, find_images, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sources import Source
 
 log = logging.getLogger(__name__)
 
-SVHN_FILE, SVHN_MD5 = SVHN.split_list["test"][1:]
+SVHN_FILE, SVHN_MD5 = "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"
 USUAL = {  # where the published files and ODIN's archives put the images
     "svhn": SVHN_FILE,
     "tinyimagenet_crop": "Imagenet/test",
@@ -33,7 +31,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
     "lsun_crop": "LSUN/test",
     "lsun_resize": "LSUN_resize/LSUN_resize",
     "isun": "iSUN/iSUN_patches",
-    **{name: kind.base_folder for name, kind in KINDS.items()},
+    **FOLDERS,
 }
 
 
@@ -78,7 +76,7 @@ def advice(name: str, path: Path | None, root: Path) -> str:
 
 def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     fit = crop_unless_small if name.endswith("_crop") else squash
-    if path.is_dir() and name in KINDS and path.name == KINDS[name].base_folder:
+    if path.is_dir() and path.name == FOLDERS.get(name):
         images_NHWC = prepare_cifar(name, path.parent, download=False).array("test_images")
     elif path.is_dir():
         return read_folder(path, size, fit)
@@ -113,6 +111,8 @@ def read_npz(path: Path) -> NDArray[np.uint8]:
 
 
 def read_svhn(path: Path) -> NDArray[np.uint8]:
+    from torchvision.datasets.utils import check_integrity
+
     if not check_integrity(path, SVHN_MD5):
         raise ValueError(f"{path}: damaged or not SVHN's {SVHN_FILE}, its md5 is not {SVHN_MD5}")
     return np.ascontiguousarray(loadmat(path)["X"].transpose(3, 0, 1, 2))
