@@ -25,12 +25,13 @@ class Readings:
 
 @torch.inference_mode()
 def read(hosted: Hosted, split: Split, source: Source, batch_size: int, device: torch.device) -> dict[int, Readings]:
-    """Every hosted member over the whole split, batch norm in evaluation mode."""
+    """Every hosted member over the whole split, batch norm in evaluation mode; what is compiled, is so for training."""
     rows: Mapping[int, list[tuple[Tensor, Tensor, Tensor]]] = {member: [] for member in hosted.members}
     for part in hosted.learners:
         part.module.eval()
-    if hosted.members:
-        for images_BCHW, _ in evaluation_batches(split, source, batch_size, device):
+    batches = evaluation_batches(split, source, batch_size, device) if hosted.members else []
+    with torch.compiler.set_stance("force_eager"):
+        for images_BCHW, _ in batches:
             inputs = images_BCHW if hosted.trunk is None else hosted.trunk.module(images_BCHW)
             for index, chunks in rows.items():
                 member = hosted.member(index)

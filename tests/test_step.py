@@ -10,9 +10,12 @@ import torch
 from algorithm1 import Algorithm1
 from ranks import run_ranks
 from test_discriminator import literal_of
+from torch._dynamo.utils import counters
 
 from dicedist.config import compose_config
+from dicedist.data import sources
 from dicedist.data.pipeline import Batch
+from dicedist.inference import read
 from dicedist.objectives import Method
 from dicedist.placement import place
 from dicedist.randomness import generator
@@ -186,8 +189,17 @@ def test_a_member_out_of_step_is_named():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
-def test_a_compiled_member_equals_a_plain_one():
-    weights, _ = train_on_rank(0, 1, (1, "method=ceb", "compile=graphs"), 1)  # on a CPU no graph is recorded
+def test_compiled_members_equal_plain_ones_in_training_and_are_plain_in_evaluation():
+    config = configured(1, "method=ceb", "data.train_limit=16", "compile=graphs")  # on a CPU no graph is recorded
     expected, _ = train_on_rank(0, 1, (1, "method=ceb"), 1)
-    assert weights["member-0"].keys() == expected["member-0"].keys()
-    torch.testing.assert_close(weights["member-0"], expected["member-0"], atol=1e-5, rtol=1e-4)
+    step = build_step(config)
+    step(batch_at(0))
+    member = step.hosted.member(0)
+    assert member.state_dict().keys() == expected["member-0"].keys()
+    torch.testing.assert_close(dict(member.state_dict()), expected["member-0"], atol=1e-5, rtol=1e-4)
+
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled > 0
+    source = sources.load(config.data)
+    assert read(step.hosted, source.train, source, 8, CPU)[0].means_ND.shape == (16, 64)
+    assert counters["stats"]["unique_graphs"] == compiled
