@@ -22,14 +22,15 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dicedist.benchmarks import simulation
-from dicedist.config import Config, compose_config
+from dicedist.config import compose_config
+from dicedist.devices import refuse_compile
 from dicedist.tables import table
 from dicedist.world import command, keep_memory, this_rank
 
@@ -65,7 +66,7 @@ def run(arguments: Sequence[str]) -> None:
         torch.set_num_threads(1)  # a forked process would wait for ever for its parent's threads
     else:
         keep_memory()
-    rows = simulated(overrides) if "--simulate" in overrides else benchmark(name)(compose_config(overrides))
+    rows = simulated(overrides) if "--simulate" in overrides else measured(name, overrides)
     if this_rank() > 0:
         return
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
@@ -75,9 +76,11 @@ def run(arguments: Sequence[str]) -> None:
     print(f"-> {path}")
 
 
-def benchmark(name: str) -> Callable[[Config], Rows]:
+def measured(name: str, overrides: Sequence[str]) -> Rows:
+    config = compose_config(overrides)
+    refuse_compile(config.compile)
     module, _, function = BENCHMARKS[name].partition(".")
-    return getattr(importlib.import_module(f"dicedist.benchmarks.{module}"), function)
+    return getattr(importlib.import_module(f"dicedist.benchmarks.{module}"), function)(config)
 
 
 def simulated(words: Sequence[str]) -> Rows:

@@ -1,12 +1,13 @@
 """What each method costs beside independent training: its step on the same network, members and images."""
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dicedist.benchmarks.step import build_step
+from dicedist.benchmarks.step import build_step, with_method
 from dicedist.benchmarks.timing import compare
-from dicedist.config import CONF, STRUCTURES, Config, choices_of, compose_config
+from dicedist.config import CONF, STRUCTURES, Config, choices_of
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
 from dicedist.devices import pick_device
@@ -31,13 +32,9 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
 
 
 def configs(config: Config, structure: str) -> list[Config]:
-    """The config with each method that has the structure, and whatever else its YAML sets."""
+    """The config with each method that has the structure."""
     found = []
     for name in choices_of(CONF / "method"):
-        try:
-            other = compose_config([f"method={name}", f"structure={structure}"])
-        except ValueError:  # the method has not that structure
-            continue
-        redundancy = replace(config.redundancy, scale=other.redundancy.scale)
-        found.append(replace(config, method=other.method, structure=structure, redundancy=redundancy))
+        with contextlib.suppress(ValueError):  # the method has not that structure
+            found.append(with_method(config, name, structure))
     return found

@@ -7,6 +7,7 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from torch.nn import functional as F
 
 from dicedist.benchmarks.literal import LiteralDiscriminator
 from dicedist.benchmarks.timing import compare
-from dicedist.config import Config
+from dicedist.config import Config, compose_config
 from dicedist.data import sources
 from dicedist.data.pipeline import Batch, Loader
 from dicedist.devices import pick_device
 from dicedist.objectives import Method
 from dicedist.objectives.vceb import gaussian_divergence
 from dicedist.parts import build_member, feature_dims
-from dicedist.placement import place
+from dicedist.placement import DEFAULT_SIZE, place
 from dicedist.step import Step
 from dicedist.world import World, joined, this_rank, world_size
 
@@ -39,7 +40,7 @@ WARM_UP, STEPS = 2, 6
 
 
 def step(config: Config) -> list[dict[str, Any]]:
-    """Of each phase on every rank, in one process or under torchrun; rank 0 has them all."""
+    """Seconds of each phase and images/s on every rank, in one process or under torchrun; rank 0 has them all."""
     placement = place(world_size(), config.ensemble.size, Method(config.method).redundancy is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
@@ -98,25 +99,28 @@ def build_step(config: Config, world: World, num_classes: int) -> Step:
 
 def cost(config: Config) -> list[dict[str, Any]]:
     """One process, the same members and batches: a bare loop, method=ind, method=dice, and DICE written plainly."""
-    from dicedist.config import compose_config
-
-    size = 4 if config.ensemble.size == "auto" else int(config.ensemble.size)
-    shared = [f"network={config.network.name}", f"ensemble.size={size}", f"batch_size={config.batch_size}"]
+    size = DEFAULT_SIZE if config.ensemble.size == "auto" else int(config.ensemble.size)
+    config = replace(config, ensemble=replace(config.ensemble, size=size))
     world = World(0, 1, pick_device())
     images = torch.randn(config.batch_size, 3, 32, 32, device=world.device)
     labels_B = torch.randint(100, (config.batch_size,), device=world.device)
     last = images.contiguous(memory_format=torch.channels_last)
     batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [last])
-    ours = {
-        f"method={name}": build_step(compose_config([*shared, f"method={name}"]), world, 100)
-        for name in ("ind", "dice")
-    }
+    ours = {f"method={name}": build_step(with_method(config, name), world, 100) for name in ("ind", "dice")}
+    plainly = replace(with_method(config, "dice"), compile=False)
     alternatives: dict[str, Callable[[], Any]] = {
-        "bare PyTorch loop, independent": bare(config, size, last, labels_B),
+        "bare PyTorch loop, independent": bare(plainly, size, last, labels_B),
         **{name: functools.partial(one, batch) for name, one in ours.items()},
-        "DICE written plainly": plain(config, size, images, labels_B),
+        "DICE written plainly": plain(plainly, size, images, labels_B),
     }
     return compare(alternatives, "method=ind", rounds=5, theirs=alternatives.keys() - ours.keys())
+
+
+def with_method(config: Config, name: str, structure: str = "net") -> Config:
+    """And whatever else the method's YAML sets; ValueError where it has not that structure."""
+    other = compose_config([f"method={name}", f"structure={structure}"])
+    redundancy = replace(config.redundancy, scale=other.redundancy.scale)
+    return replace(config, method=other.method, structure=structure, redundancy=redundancy)
 
 
 def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
