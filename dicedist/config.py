@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,13 +271,38 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def show_help(usage: str | None, name: str) -> None:
-    """What the command does, and every key with its default."""
-    defaults = OmegaConf.to_yaml(composed(name, []))
+    """What the command does, and every key with its default and what its file remarks on it."""
+    known = remarks(name)
+    defaults = [
+        f"{line:<32} # {known[key]}" if key in known else line
+        for key, line in keyed(OmegaConf.to_yaml(composed(name, [])))
+    ]
     groups = [group for group in sorted(CONF.iterdir()) if group.is_dir()]
     choices = [f"{group.name}={'|'.join(by_folder(choices_of(group)))}" for group in groups]
     listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
     print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
-    print(defaults)
+    print("\n".join(defaults))
+
+
+def remarks(name: str) -> dict[str, str]:
+    """Key -> the comment beside it, in the command's file and the files that it takes in."""
+    taken_in = ("data/_common", "network/resnet32", "tracking/mlflow") if name == "train" else ()
+    found = {}
+    for stem in (name, *taken_in):
+        text = (CONF / f"{stem}.yaml").read_text()
+        group = "" if "/" not in stem or "@package _global_" in text else stem.partition("/")[0] + "."
+        found |= {group + key: line.partition(" # ")[2] for key, line in keyed(text) if key and " # " in line}
+    return found
+
+
+def keyed(text: str) -> Iterator[tuple[str, str]]:
+    """The lines of a YAML mapping, each with the whole key that it sets, or none."""
+    above: list[str] = []
+    for line in text.splitlines():
+        setting = re.match(r"( *)(\w+):", line)
+        if setting is not None:
+            above[len(setting[1]) // 2 :] = [setting[2]]
+        yield ".".join(above) if setting is not None else "", line
 
 
 def validate(config: Config) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dicedist import train
+from dicedist import evaluate, train
 from dicedist.config import compose_config, differences, load_config, save_config
 
 
@@ -103,3 +103,14 @@ def test_help_lists_every_choice_and_key(capsys):
     shown = capsys.readouterr().out
     for text in ("torchrun --nproc_per_node=5 -m dicedist.train", "method=", "dice", "max_pairs: null", "experiment="):
         assert text in shown
+    for key, remark in (
+        ("compile: false", "false | true: torch.compile | graphs"),
+        ("  size: auto", "members; auto: as many as the ranks hold"),
+        ("  pipeline: auto", "auto: DALI where it can be imported"),
+        ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
+        ("  per_member: null", "names, one for each member"),
+    ):
+        assert re.search(f"^{key} +# {re.escape(remark)}", shown, re.MULTILINE), key
+    assert re.search("^  per_member: false +# true: each member draws its own", shown, re.MULTILINE)
+    evaluate.run(["--help"])
+    assert re.search(r"^average: logits +# logits \| probabilities$", capsys.readouterr().out, re.MULTILINE)
