@@ -287,7 +287,7 @@ def show_help(usage: str | None, name: str) -> None:
 def remarks(name: str) -> dict[str, str]:
     """Key -> the comment beside it, in the command's file and the files that it takes in."""
     taken_in = ("data/_common", "network/resnet32", "tracking/mlflow") if name == "train" else ()
-    found = {}
+    found: dict[str, str] = {}
     for stem in (name, *taken_in):
         text = (CONF / f"{stem}.yaml").read_text()
         group = "" if "/" not in stem or "@package _global_" in text else stem.partition("/")[0] + "."
