@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
+from dicedist.cluster.process import command
+
 COMMANDS = {  # name of the module, which has a function run(arguments) -> what it does
     "train": "train an ensemble, or continue to",
     "evaluate": "accuracy, calibration, diversity, redundancy, out-of-distribution detection",
@@ -32,11 +34,8 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(usage())
         return
-    from dicedist.world import command  # not above: torch takes seconds, which a look at the help need not
-
     sys.argv = [f"dicedist {name}", *rest]
-    module = "start" if name == "train" else name  # which trains here, or starts the processes that do
-    command(import_module(f"dicedist.{module}").run if name in available() else refuse)
+    command(import_module(f"dicedist.{name}").run if name in available() else refuse)
 
 
 def usage() -> str:

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from dicedist.benchmarks import simulation
+from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.process import command, this_rank, tune_malloc
 from dicedist.config import compose_config
-from dicedist.devices import refuse_compile
-from dicedist.tables import table
-from dicedist.world import command, keep_memory, this_rank
+from dicedist.console.tables import table
 
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> None:
     if name in COMPARISONS:
         torch.set_num_threads(1)  # a forked process would wait for ever for its parent's threads
     else:
-        keep_memory()
+        tune_malloc()
     rows = simulated(overrides) if "--simulate" in overrides else measured(name, overrides)
     if this_rank() > 0:
         return

@@ -13,44 +13,24 @@ import argparse
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from dicedist.config import CONF, nearest
-from dicedist.jobs import Job, ranks_for
-from dicedist.signals import Stopped
-from dicedist.tables import table
-from dicedist.world import EXIT_STOPPED, EXIT_USER, command
+from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
+from dicedist.cluster.signals import Stopped
+from dicedist.config import nearest
+from dicedist.console.lines import say
+from dicedist.console.tables import table
+from dicedist.reporting.paper import Cell, Figure, find_cells
+from dicedist.runs.jobs import Job, ranks_for
 
-# A line of a cell's head: `# paper: 77.92 +- 0.08`, of the table that is called as the cell's folder, accuracy of the
-# ensemble; of another table `(size)`, of another measure `(codistillation, student)`.
-FIGURE = re.compile(r"^# paper: ([\d.]+)(?: \+- ([\d.]+))?(?: \((\w+)(?:, (\w+))?\))?$", re.MULTILINE)
 SMALL = "small"
-
-
-@dataclass(frozen=True)
-class Figure:
-    table: str
-    measure: str  # whose accuracy: ensemble, members (their mean), student
-    value: str | None
-    deviation: str | None
-
-    def __str__(self) -> str:
-        return "-" if self.value is None else self.value + (f" +- {self.deviation}" if self.deviation else "")
-
-
-@dataclass(frozen=True)
-class Cell:
-    name: str  # folder/file
-    figures: tuple[Figure, ...]
 
 
 def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     cells = chosen(options, find_cells())
     if options.list:
-        rows = [[cell.name, figure.table, figure.measure, str(figure)] for cell, figure in cells]
-        print(table(["cell", "table", "accuracy of", "paper"], rows))
+        rows = [[cell.name, figure.table, figure.predictor, str(figure)] for cell, figure in cells]
+        say(table(["cell", "table", "accuracy of", "paper"], rows))
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     overrides = (*options.overrides, f"run.dir={options.dir}")
@@ -59,7 +39,7 @@ def run(arguments: Sequence[str]) -> None:
     try:
         failed = [job.name for job in every if not finish(job, options.nproc or ranks_for(job.config))]
     finally:
-        print(results(cells, jobs))
+        say(results(cells, jobs))
     if failed:
         raise ValueError(f"failed, see above: {', '.join(failed)}; the same command tries again")
 
@@ -84,23 +64,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.nproc is not None and options.nproc < 1:
         raise ValueError(f"--nproc {options.nproc}: write a number above 0")
     return options
-
-
-def find_cells() -> list[Cell]:
-    folder = CONF / "experiment"
-    return [read_cell(path, str(path.relative_to(folder).with_suffix(""))) for path in sorted(folder.glob("*/*.yaml"))]
-
-
-def read_cell(path: Path, name: str) -> Cell:
-    """A cell without any figure is of the table that is called as its folder."""
-    lines = FIGURE.findall(path.read_text()) or [("", "", "", "")]
-    return Cell(
-        name,
-        tuple(
-            Figure(where or path.parent.name, measure or "ensemble", value or None, deviation or None)
-            for value, deviation, where, measure in lines
-        ),
-    )
 
 
 def chosen(options: argparse.Namespace, cells: Sequence[Cell]) -> list[tuple[Cell, Figure]]:
@@ -131,7 +94,7 @@ def finish(job: Job, ranks: int) -> bool:
     """Start or continue a run unless it is finished; whether it is now."""
     if job.result is not None:
         return True
-    print(f"\n== {job.name} on {ranks} process{'es' if ranks > 1 else ''}", flush=True)
+    say(f"\n== {job.name} on {ranks} process{'es' if ranks > 1 else ''}")
     process = job.start(ranks)
     try:
         code = process.wait()
@@ -150,12 +113,20 @@ def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Jo
     rows = []
     for cell, figure in cells:
         found = [job.result for job in jobs[cell.name]]
-        accuracies = [100 * result[figure.measure]["accuracy"] for result in found if result is not None]
-        rows.append([cell.name, figure.measure, str(figure), spread(accuracies), f"{len(accuracies)} of {len(found)}"])
+        accuracies = [100 * result[figure.predictor]["accuracy"] for result in found if result is not None]
+        rows.append(
+            [
+                cell.name,
+                figure.predictor,
+                str(figure),
+                mean_and_deviation(accuracies),
+                f"{len(accuracies)} of {len(found)}",
+            ]
+        )
     return table(["cell", "accuracy of", "paper", "ours", "seeds"], rows)
 
 
-def spread(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds, to the paper's two decimals."""
     if not values:
         return "-"

@@ -7,9 +7,7 @@ python -m dicedist.report runs/A runs/B ... output=FILE.html
 from collections.abc import Sequence
 from pathlib import Path
 
-from dicedist.reporting.page import page
-from dicedist.reporting.records import read_groups
-from dicedist.world import command
+from dicedist.cluster.process import command
 
 OUTPUT = "output="
 
@@ -18,20 +16,16 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    runs = [Path(argument) for argument in arguments if not argument.startswith(OUTPUT)]
+    runs = [argument for argument in arguments if not argument.startswith(OUTPUT)]
     outputs = [argument.removeprefix(OUTPUT) for argument in arguments if argument.startswith(OUTPUT)]
-    output = Path(outputs[-1] if outputs else "report.html")
-    write_report(runs, output)
-    print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
-
-
-def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
     if not runs:
         raise ValueError("name the runs to report: python -m dicedist.report runs/A runs/B ... [output=report.html]")
-    text = page(read_groups(runs))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    from dicedist.reporting.page import write_report  # not above: torch takes seconds, which help need not
+    from dicedist.runs.run import Run
+
+    output = Path(outputs[-1] if outputs else "report.html")
+    write_report([Run.open(directory) for directory in runs], output)
+    print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
 
 
 if __name__ == "__main__":

@@ -10,28 +10,22 @@ Stopped at any time, the same command continues: finished runs are skipped. A ru
 
 import argparse
 import itertools
-import json
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from subprocess import Popen
 from typing import Any
 
-import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from dicedist.jobs import Job, num_devices, ranks_for
-from dicedist.report import write_report
-from dicedist.resume import run_folder
-from dicedist.signals import Stopped
-from dicedist.tables import table
-from dicedist.tracking import RECORDS, duration
-from dicedist.world import EXIT_STOPPED, command
+from dicedist.cluster.process import command
+from dicedist.console.lines import plural, say
+from dicedist.console.tables import table
+from dicedist.reporting.page import write_report
+from dicedist.runs.jobs import Job, num_devices, ranks_for
+from dicedist.runs.queue import Queue
 
-POLL = 0.5  # seconds
 UNFIT = re.compile(r"[^\w.+-]+")  # for the name of a folder
 
 
@@ -43,15 +37,18 @@ def run(arguments: Sequence[str]) -> None:
     ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
     directory.mkdir(parents=True, exist_ok=True)
-    print(f"{len(jobs)} runs in {directory}, {ranks} processes each, {min(at_once, len(jobs))} at once", flush=True)
+    say(
+        f"{plural(len(jobs), 'run')} in {directory}, {ranks} process{'es' * (ranks > 1)} each, "
+        f"{min(at_once, len(jobs))} at once"
+    )
     try:
-        failed = Sweep(jobs, ranks, at_once, directory).run()
+        failed = Queue(jobs, ranks, at_once, directory).run()
     finally:
-        print(f"\n{results(swept, jobs)}")
-    finished = [run_folder(job.config) for job in jobs if job.result is not None]
+        say(f"\n{results(swept, jobs)}")
+    finished = [job.run for job in jobs if job.result is not None]
     if finished:
         write_report(finished, directory / "report.html")
-        print(f"figures: {directory / 'report.html'}")
+        say(f"figures: {directory / 'report.html'}")
     if failed:
         raise ValueError(f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again")
 
@@ -92,95 +89,18 @@ def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> 
     return swept, jobs
 
 
-class Sweep:
-    """Starts jobs as devices become free; each running job holds its own GPUs."""
-
-    def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
-        self.waiting = [job for job in jobs if job.result is None]
-        self.total, self.done = len(jobs), len(jobs) - len(self.waiting)
-        self.ranks, self.directory = ranks, directory
-        self.free = list(range(at_once))
-        self.running: dict[int, tuple[Job, Popen]] = {}
-        self.failed: list[str] = []
-        self.started = time.monotonic()
-
-    def run(self) -> list[str]:
-        """The names of the jobs that failed."""
-        already = self.done
-        try:
-            while self.waiting or self.running:
-                while self.waiting and self.free:
-                    self.start(self.waiting.pop(0), self.free.pop(0))
-                for place, (job, process) in list(self.running.items()):
-                    if (code := process.poll()) is not None:
-                        del self.running[place]
-                        self.free.append(place)
-                        self.settle(job, code, already)
-                time.sleep(POLL)
-        except Stopped:
-            for _, process in self.running.values():
-                process.terminate()
-            for _, process in self.running.values():
-                process.wait()
-            raise
-        return self.failed
-
-    def start(self, job: Job, place: int) -> None:
-        gpus = gpus_of(place, self.ranks)
-        with (self.directory / f"{job.name}.log").open("a") as log:
-            self.running[place] = job, job.start(self.ranks, gpus, log)
-
-    def settle(self, job: Job, code: int, already: int) -> None:
-        if code == EXIT_STOPPED:
-            raise Stopped
-        self.done += 1
-        result = job.result if code == 0 else None
-        if result is None:
-            self.failed.append(job.name)
-        valid = validation_accuracy(job)
-        outcome = f"failed: {self.reason(job)}"
-        if result:
-            outcome = (
-                f"test {100 * result['ensemble']['accuracy']:.2f} %" if valid is None else f"validation {valid:.2f} %"
-            )
-        # Those that run now are about half done.
-        jobs_left = len(self.waiting) + len(self.running) / 2
-        left = (time.monotonic() - self.started) / (self.done - already + len(self.running) / 2) * jobs_left
-        print(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left", flush=True)
-
-    def reason(self, job: Job) -> str:
-        lines = [line for line in (self.directory / f"{job.name}.log").read_text().splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
-        return (told or lines or ["no output"])[-1].removeprefix("dicedist: ")
-
-
-def gpus_of(place: int, ranks: int) -> list[int] | None:
-    """The GPUs of the nth of several runs at once; None where they do not suffice to give each its own."""
-    gpus = list(range(place * ranks, (place + 1) * ranks))
-    return gpus if gpus[-1] < torch.cuda.device_count() else None
-
-
-def validation_accuracy(job: Job) -> float | None:
-    """Of the ensemble, in percent, after the last epoch: what to choose by; None without a validation split."""
-    path = run_folder(job.config) / RECORDS
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line).get("val/ensemble/accuracy") for line in lines]
-    known = [100 * value for value in found if value is not None]
-    return known[-1] if known else None
-
-
 def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
     rows: list[list[Any]] = []
     for job in jobs:
         values = dict(override.split("=", 1) for override in job.overrides)
         result = job.result
-        valid = validation_accuracy(job)
         figures: list[Any] = ["-"] * 6
         if result is not None:
+            valid = job.run.last_validation("ensemble/accuracy")
             members = fmean(member["accuracy"] for member in result["members"]["per_member"])
             ensemble, tempered = result["ensemble"], result["ensemble_tempered"]
             errors = result["diversity"]["ratio_error"]
-            chosen_by = "-" if valid is None else valid
+            chosen_by = "-" if valid is None else 100 * valid
             figures = [chosen_by, 100 * ensemble["accuracy"], 100 * members, tempered["nll"], tempered["ece"], errors]
         rows.append([*(values[key] for key in swept), *figures])
     return table([*swept, "validation %", "test %", "members %", "nll, tempered", "ece, tempered", "ratio-error"], rows)

@@ -1,304 +1,63 @@
-"""Train an ensemble.
+"""Train an ensemble, or continue to.
 
 Examples:
     torchrun --nproc_per_node=5 -m dicedist.train                       the paper's main job, on CIFAR-100
     torchrun --nproc_per_node=5 -m dicedist.train data=shapes           no files needed
     python -m dicedist.train ensemble.size=3 method=ceb data=cifar10    everything in one process
+    python -m dicedist.train --nproc 5                                  starts the processes itself, and again on faults
+
+--nproc is a number, or auto: one process for each GPU, as far as there are members and a discriminator to host, and a
+single one without a GPU. With auto the ensemble does not depend on the machine: its default size is that of a single
+process. $DICEDIST_NPROC stands for the option.
 """
 
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, NoReturn
+import argparse
+import os
+import sys
+from collections.abc import Sequence
 
-import torch
-
-from dicedist import checkpoint, environment, metrics, resume, signals
-from dicedist.announcement import announce
-from dicedist.assessment import BATCH, Assessor, show
+from dicedist.cluster.process import command
 from dicedist.config import Config, compose_config, show_help
-from dicedist.data import sources
-from dicedist.data.order import num_batches
-from dicedist.data.pipeline import Loader
-from dicedist.devices import refuse_compile
-from dicedist.environment import Pace
-from dicedist.evaluate import load_discriminator
-from dicedist.folders import refuse_unwritable
-from dicedist.inference import read
-from dicedist.lock import locked
-from dicedist.meeting import meet
-from dicedist.objectives import Method
-from dicedist.parts import Hosted, Part, check, feature_dims
-from dicedist.placement import Placement, place
-from dicedist.saving import Saver, reachable
-from dicedist.step import Step
-from dicedist.tracking import Ledger, SilentTracker, Tracker, warn
-from dicedist.world import EndedElsewhere, World, command, joined, keep_memory, this_rank, world_size
 
-REPORTER = 0  # the rank that keeps the records and speaks
-GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on when they settle; the largest wins
+NPROC = "DICEDIST_NPROC"
 
 
 def run(arguments: Sequence[str]) -> None:
-    if "--help" in arguments or "-h" in arguments:
-        show_help(__doc__, "train")
+    parser = argparse.ArgumentParser("dicedist train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--nproc", default=os.environ.get(NPROC) or "1")
+    options, overrides = parser.parse_known_args(arguments)
+    if "--help" in overrides or "-h" in overrides:
+        show_help(__doc__, "train", Config)
         return
-    keep_memory()
-    config = compose_config(arguments)
-    method = Method(config.method)
-    directory = resume.run_folder(config)
-    needs_w, replicas, size = method.redundancy is not None, config.ensemble.replicas, resume.ensemble_size(config)
-    if this_rank() == REPORTER:  # what cannot be is refused before ranks wait for each other
-        refuse_unwritable(directory, "write run.dir=FOLDER")
-        refuse_compile(config.compile)
-        place(world_size(), size, needs_w, replicas)
-    node_of, size = meet(config, size)
-    placement = place(world_size(), size, needs_w, replicas, node_of)
-    config.ensemble.size = placement.num_members
-    check(config, method, placement)
-    source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
-    with joined(config.distributed.timeout, placement.parts) as world:
-        with locked(directory) if world.rank == REPORTER else contextlib.nullcontext():
-            Trainer(config, method, placement, source, world).run()
+    config = compose_config(overrides)
+    is_rank = "RANK" in os.environ  # torchrun has started the processes
+    processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
+    if processes > 1:
+        launch = ["-m", "dicedist.launch", f"--nproc_per_node={processes}", "-m", "dicedist.train"]
+        # In place of this process, so that signals reach the launcher and its exit code is this command's.
+        os.execv(sys.executable, [sys.executable, *launch, *overrides, *added])
+    from dicedist.trainer import train  # not above: torch takes seconds, which help and refusals need not
+
+    train(compose_config([*overrides, *added]) if added else config)
 
 
-class Trainer:
-    def __init__(self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World):
-        self.config, self.source, self.world, self.placement = config, source, world, placement
-        self.method = method
-        self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
-        refuse_empty_shares(len(source.train), config.batch_size, placement.replicas)
-        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
-        self.step = Step.build(config, placement, world, source.num_classes, self.steps_per_epoch)
-        self.hosted, self.exchange = self.step.hosted, self.step.exchange
-        self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
-        self.loader = Loader(
-            source.train,
-            config.data,
-            source,
-            config.batch_size,
-            config.seed,
-            world.device,
-            placement.members_on(world.rank),
-            placement.replica_on(world.rank),
-            placement.replicas if placement.members_on(world.rank) else 1,
-        )
-        self.ledger = Ledger()
-        self.directory = resume.run_folder(config)
-        self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
-        self.done = self.validated = 0  # steps
-        self.stopping = False
-        self.asked: Callable[[], int] = lambda: False  # whether any rank was asked to stop before the last step
-        records = self.continue_run()
-        self.tracker = (
-            Tracker(self.directory, self.total_steps, self.done, records, config.tracking)
-            if world.rank == REPORTER
-            else SilentTracker()
-        )
-        self.pace = Pace(config.batch_size, self.done)
-        self.saver = Saver(
-            self.directory,
-            config.checkpoint,
-            self.steps_per_epoch,
-            self.answered_for,
-            self.exchange,
-            self.done,
-            self.tracker.warn,
-            world.shelf,
-            self.sees_folder,
-        )
+def planned_processes(nproc: str, config: Config) -> tuple[int, list[str]]:
+    """How many processes, and what each is told beside the user's words."""
+    if nproc != "auto":
+        if not nproc.isdecimal() or int(nproc) == 0:
+            raise ValueError(f"--nproc {nproc} (or {NPROC}): write a number above 0, or auto for a process on each GPU")
+        return int(nproc), []
+    import torch
 
-    def continue_run(self) -> dict[str, Any] | None:
-        """Restore what a run found in the folder has come to; what it remembers of its records."""
-        found, note = None, {}
-        if self.world.rank == REPORTER:
-            found = resume.find(self.directory, self.config, self.source.data_digest, warn)
-            environment.note(self.directory, self.placement.parts, self.source.data_digest)
-            mark = resume.leave_mark(self.directory)
-            note = {"step": found.step if found else None, "data": self.source.data_digest, "mark": mark}
-        told = self.exchange.tell(note)
-        if told["data"] != self.source.data_digest:
-            raise ValueError(f"the images on {self.world.host} are not those of rank 0: give all nodes the same data")
-        self.sees_folder = resume.sees(self.directory, told["mark"])
-        step = told["step"]
-        if step is None:
-            return None
-        names = [part.name for part in self.hosted.parts]
-        saved, lacking = checkpoint.path_of(self.directory, step), [] if self.sees_folder else names
-        with reachable(saved, lacking, self.exchange, self.world.shelf) as path:
-            found = found or checkpoint.read(path, names)
-            checkpoint.restore(found, self.hosted.parts)
-        for part in self.hosted.learners[:1]:
-            self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
-        self.done, self.validated = step, found.about["validated"]
-        return found.about["records"]
+    from dicedist.algorithm.objectives import Method
+    from dicedist.cluster.placement import DEFAULT_SIZE, ranks_of
+    from dicedist.runs.resume import ensemble_size
 
-    @property
-    def answered_for(self) -> list[Part]:
-        """The parts that this rank saves: of those that several ranks hold, the first of them."""
-        placement, rank = self.placement, self.world.rank
-        mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
-        mine += self.hosted.common if rank == placement.member_ranks[0] else []
-        return mine + ([self.hosted.discriminator] if self.hosted.discriminator else [])
-
-    @property
-    def read_here(self) -> Hosted:
-        """The members that this rank evaluates: one of their replicas does."""
-        leading = {m: part for m, part in self.hosted.members.items() if self.placement.host_of[m] == self.world.rank}
-        return replace(self.hosted, members=leading)
-
-    def run(self) -> None:
-        left = self.total_steps - self.done
-        result = resume.result_of(self.directory) if left <= 0 and self.world.rank == REPORTER else None
-        if result is not None:
-            self.tracker.say(f"{self.directory} is finished, after {self.done:,} steps\n\n{show(result)}")
-        if self.exchange.any_rank(result is not None):
-            return
-        self.tracker.open()
-        if left > 0:
-            (self.directory / resume.RESULT).unlink(missing_ok=True)  # it is of fewer steps
-            announce(self.config, self.world, self.hosted, self.exchange, len(self.source.train), left, self.tracker)
-            self.tracker.say(
-                f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.directory}"
-            )
-        try:
-            self.train()
-            self.loader.close()
-            self.assess()
-        except signals.Stopped:
-            self.tracker.close("KILLED")
-            raise
-        self.tracker.close("FINISHED")
-
-    def train(self) -> None:
-        """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
-        with signals.deferred():
-            while not self.stopping and (self.validation_due or self.done < self.total_steps):
-                self.validate() if self.validation_due else self.train_epoch()
-            safe = self.save_now()
-        if self.stopping:
-            kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
-            raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")
-        if not safe:
-            raise ValueError(
-                f"{self.directory}: the last checkpoint could not be written; make room and run this again"
-            )
-
-    def train_epoch(self) -> None:
-        """What is left of the epoch, or as much of it as there is time for."""
-        epoch, start = divmod(self.done, self.steps_per_epoch)
-        for batch in self.loader.epoch(epoch, start):
-            self.ledger.add(self.done, self.step(batch))
-            self.done += 1
-            self.stopping = bool(self.asked())
-            self.asked = self.exchange.any_rank_later(signals.asked())  # read a step later: no rank waits for it
-            last = self.done == self.total_steps
-            every = (self.config.log.every_steps, self.config.checkpoint.every_steps, self.steps_per_epoch)
-            if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):
-                self.settle()
-            if self.stopping or last:
-                return
-
-    def settle(self) -> None:
-        """All ranks: one host synchronisation, values and reports to rank 0, an agreement on what comes next."""
-        values, fault = self.ledger.drain()
-        scales = {part.name: self.step.scaler.state_dict() for part in self.hosted.learners}
-        records = self.exchange.report(
-            {
-                "values": values,
-                "fault": fault,
-                "written": self.saver.report(),
-                "loss_scales": scales,
-                "system": environment.node_figures(self.world),
-            }
-        )
-        self.saver.receive([record["written"] for record in records])
-        due = self.world.rank == REPORTER and not self.validation_due and self.saver.due(self.done)
-        agreed = self.exchange.any_rank(FAULT if fault else SAVE if due else GO_ON)
-        if agreed == FAULT:
-            raise_first([record["fault"] for record in records])
-        for record in records:
-            self.tracker.add(record["values"])
-            self.loss_scales |= record["loss_scales"]
-        if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
-            self.tracker.summarise(self.done, self.done / self.steps_per_epoch)
-            figures = self.pace.figures(self.done)
-            for record in records:
-                figures |= record["system"]
-            self.tracker.log_system(self.done, figures)
-        if agreed == SAVE:
-            self.saver.start(self.done, self.about())
-
-    def about(self) -> dict[str, Any]:
-        """What a checkpoint must say beside its parts."""
-        return {
-            "records": self.tracker.kept(),
-            "validated": self.validated,
-            "loss_scales": {**self.loss_scales},
-            "data": self.source.data_digest,
-            "source": {name: list(getattr(self.source, name)) for name in ("class_names", "mean", "std")},
-        }
-
-    def save_now(self) -> bool:
-        """All ranks: wait until the present state is on the disk; whether it is."""
-        safe = self.saver.finish()
-        if not safe or self.saver.step != self.done:
-            self.saver.start(self.done, self.about())
-            safe = self.saver.finish()
-        return safe
-
-    @property
-    def validation_due(self) -> bool:
-        epochs, rest = divmod(self.done, self.steps_per_epoch)
-        at_the_end = self.done >= self.total_steps or (rest == 0 and epochs % self.config.evaluate.every_epochs == 0)
-        return self.validated < self.done and at_the_end and len(self.source.val) > 0
-
-    def validate(self) -> None:
-        split = self.source.val
-        readings = None
-        with contextlib.suppress(signals.Stopped), signals.interruptible():
-            readings = read(self.read_here, split, self.source, BATCH, self.world.device)
-        self.stopping = bool(self.exchange.any_rank(readings is None))
-        if readings is None or self.stopping:
-            return
-        shape = (len(split), self.source.num_classes)
-        logits = self.exchange.collect(
-            {member: reading.logits_NK for member, reading in readings.items()}, [shape] * self.placement.num_members
-        )
-        if logits is not None:
-            measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
-            named = {f"val/{name}": value for name, value in measures.items()}
-            self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
-        self.validated = self.done
-        self.settle()
-
-    def assess(self) -> None:
-        """The last weights, never the best on test (METHOD decision 20)."""
-        config, members = self.config, range(self.placement.num_members)
-        w = None
-        if self.world.rank == REPORTER:
-            found = checkpoint.read(checkpoint.path_of(self.directory, self.done), ["discriminator"])
-            w = load_discriminator(config, self.method, len(members), self.source.num_classes, found)
-        student = self.method.student(len(members))
-        dims = feature_dims(config, len(members))
-        assessor = Assessor(self.read_here, members, self.exchange, self.source, w, dims, student)
-        with signals.interruptible():  # everything is saved: nothing is lost by ending at once
-            assessor.assess(config.evaluate, config.ood, config.data.root, self.directory, self.tracker.say)
-
-
-def refuse_empty_shares(num_images: int, batch_size: int, replicas: int) -> None:
-    last = num_images % batch_size or batch_size
-    if last < replicas:
-        raise ValueError(
-            f"the last batch of an epoch has {last} of {num_images:,} images, too few for "
-            f"ensemble.replicas={replicas}: write batch_size={batch_size + 1}, or any that leaves more"
-        )
-
-
-def raise_first(faults: list[str | None]) -> NoReturn:
-    """On rank 0 the fault of whoever had one; the others received no records and just end."""
-    told = [fault for fault in faults if fault]
-    raise ValueError(told[0]) if told else EndedElsewhere
+    size = ensemble_size(config)
+    fixed = [] if isinstance(size, int) else [f"ensemble.size={DEFAULT_SIZE}"]
+    needs_w = Method(config.method).adversarial is not None
+    parts = ranks_of(DEFAULT_SIZE if fixed else int(size), needs_w, config.ensemble.replicas)
+    return max(1, min(torch.cuda.device_count(), parts)), fixed
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from dicedist.data import DataConfig
+from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import home
+from tests.support import CHECKOUT
 
 torch.set_num_threads(1)
 
-CHECKOUT = Path(__file__).parent.parent
 PACKED = CHECKOUT.parent / "shared" / "data" / "unpack.py"
 PUBLISHED = ("cifar-10-batches-py/test_batch", "cifar-100-python/test", "ood/svhn.npz")
 
@@ -33,6 +33,13 @@ def real_data() -> Path:
             pytest.skip(f"no CIFAR in {root}: set DICEDIST_DATA to a folder that holds {', '.join(PUBLISHED)}")
         subprocess.run([sys.executable, PACKED, root], check=True)
     return root
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-from dicedist.tables import table
+from dicedist.console.tables import table
 
 
 def main(directory, *seeds):

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from dicedist import checkpoint
-from dicedist.tables import table
-from tests.tiny import assert_same_run
+from dicedist.console.tables import table
+from dicedist.runs import checkpoint
+from dicedist.runs.run import Run as Folder
+from tests.support import CHECKOUT
+from tests.support.tiny import assert_same_run
 
-CHECKOUT = Path(__file__).resolve().parent.parent
 RANKS, STEPS, PATIENCE = 3, 60, 240  # seconds
 SETTINGS = [
     "data=shapes", "data.train_limit=96", "batch_size=16", "network=resnet8", "ensemble.size=2", "epochs=10",
@@ -100,7 +101,7 @@ def stop_a_rank(run, draws):
 
 
 def raise_on_a_rank(run, draws):
-    run.start(("tests.faulty", "raise", str(draws.randrange(RANKS)), str(draws.randrange(1, STEPS))))
+    run.start(("tests.support.faulty", "raise", str(draws.randrange(RANKS)), str(draws.randrange(1, STEPS))))
     return run.wait() == 0
 
 
@@ -132,7 +133,7 @@ def damage(how):
         run.wait_for_records(draws.randint(4, 10))
         run.launcher.send_signal(signal.SIGTERM)
         run.wait()
-        files = sorted(checkpoint.saved(run.run)[-1].iterdir())
+        files = sorted(checkpoint.saved(Folder(run.run).checkpoints)[-1].iterdir())
         how(files[next(turns) % len(files)], draws)
         return run.finish()
 

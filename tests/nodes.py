@@ -16,10 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from dicedist import checkpoint
-from dicedist.tables import table
-from tests.faults import CHECKOUT, PATIENCE, SETTINGS, STEPS
-from tests.tiny import assert_same_run, assert_same_tensors
+from dicedist.console.tables import table
+from dicedist.runs import checkpoint
+from dicedist.runs.run import Run
+from tests.faults import PATIENCE, SETTINGS, STEPS
+from tests.support import CHECKOUT
+from tests.support.tiny import assert_same_run, assert_same_tensors
 
 PREFIX, PORT = "10.77.0.", 29500
 
@@ -140,7 +142,7 @@ def cut_link(folder):
     with nodes(2) as places:
         processes = launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3")
         deadline = time.monotonic() + PATIENCE
-        while not checkpoint.saved(folder / "runs" / "tiny"):
+        while not checkpoint.saved(Run(folder / "runs" / "tiny").checkpoints):
             assert time.monotonic() < deadline and processes[0].poll() is None
             time.sleep(0.05)
         places[1].plug("down")

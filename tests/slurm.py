@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.tiny import assert_same_run
+from tests.support import CHECKOUT
+from tests.support.tiny import assert_same_run
 
-CHECKOUT = Path(__file__).resolve().parent.parent
 STEPS, PATIENCE = 300, 600  # seconds
 SETTINGS = [
     "data=shapes", "data.train_limit=480", "data.pipeline=torch", "batch_size=16", "network=resnet8", "epochs=10",

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dicedist import networks
+from dicedist.algorithm import networks
+from dicedist.algorithm.networks import Network
 from dicedist.benchmarks.timing import compare
+from dicedist.cluster.devices import pick_device
+from dicedist.cluster.placement import DEFAULT_SIZE
 from dicedist.config import Config
-from dicedist.devices import pick_device
-from dicedist.networks import Network
-from dicedist.placement import DEFAULT_SIZE
 
 
 def batched(config: Config, rounds: int = 5) -> list[dict[str, Any]]:

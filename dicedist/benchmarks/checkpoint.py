@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from dicedist import checkpoint as saved
-from dicedist.benchmarks.step import build_step
+from dicedist.algorithm.batch import Batch
+from dicedist.benchmarks.step import bench_step
+from dicedist.cluster.world import World
 from dicedist.config import Config
-from dicedist.data.pipeline import Batch
-from dicedist.saving import Saver
-from dicedist.tracking import RECORDS
-from dicedist.world import World
+from dicedist.runs import checkpoint as saved
+from dicedist.runs.run import Run
+from dicedist.runs.saver import Saver
 
 ROUNDS = 9
 CLASSES, INTERVAL = 100, 300.0  # seconds
@@ -25,17 +25,18 @@ def checkpoint(config: Config) -> list[dict[str, Any]]:
 
     The share counts the copy, for which training waits, and all processor time of the writer, as if no core were free.
     """
-    step = build_step(config, World(0, 1, torch.device("cpu")), CLASSES)
+    world = World(0, 1, torch.device("cpu"))
+    step = bench_step(config, world, CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
     # The optimisers have no state before.
     step(Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images]))
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=config.run.dir) as folder:
-        run = Path(folder)
-        (run / RECORDS).touch()
-        saver = Saver(run, config.checkpoint, 1000, step.hosted.parts, step.exchange, 0, print)
+        run = Run(folder)
+        run.records_file.touch()
+        saver = Saver(run, config.checkpoint, 1000, step.hosted.parts, world.control, 0, print)
         turns = [turn(saver, number) for number in range(1, ROUNDS + 1)]
-        size = sum(file.stat().st_size for file in saved.path_of(run, ROUNDS).iterdir())
+        size = sum(file.stat().st_size for file in saved.path_of(run.checkpoints, ROUNDS).iterdir())
     copied, processor, whole = (statistics.median(column) for column in zip(*turns, strict=True))
     share = 100 * (copied + processor) / INTERVAL
     return [{"MB": size / 1e6, "copy, s": copied, "writer, s": whole - copied, "its processor time, s": processor,

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from dicedist.config import Config
-from dicedist.data import DataConfig, sources, uses_dali
+from dicedist.config.schema import DataConfig
+from dicedist.data import sources, uses_dali
 from dicedist.data.order import padding
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source

@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.benchmarks.literal import LiteralDiscriminator
 from dicedist.benchmarks.timing import compare
+from dicedist.cluster.devices import pick_device
 from dicedist.config import Config
-from dicedist.devices import pick_device
-from dicedist.discriminator import Discriminator, Features
-from dicedist.estimate import PREDICTED
+from dicedist.evaluation.redundancy import PREDICTED
 
 NUM_CLASSES, FEATURE_DIM = 100, 64
 

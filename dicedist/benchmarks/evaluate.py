@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from dicedist.assessment import measured
 from dicedist.config import Config
+from dicedist.evaluation.evaluator import measured
 from dicedist.metrics import ood, validation_measures
 
 MEMBERS, INPUTS, CLASSES = 10, 10_000, 100

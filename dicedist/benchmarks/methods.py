@@ -5,14 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dicedist.benchmarks.step import build_step, with_method
+from dicedist.benchmarks.step import bench_step, with_method
 from dicedist.benchmarks.timing import compare
-from dicedist.config import CONF, STRUCTURES, Config, choices_of
+from dicedist.cluster.devices import pick_device
+from dicedist.cluster.placement import DEFAULT_SIZE
+from dicedist.cluster.world import World
+from dicedist.config import Config, choices_of
+from dicedist.config.schema import STRUCTURES
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
-from dicedist.devices import pick_device
-from dicedist.placement import DEFAULT_SIZE
-from dicedist.world import World
 
 
 def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
     rows = []
     for structure in STRUCTURES:
         trained = {config_.method.name: config_ for config_ in configs(config, structure)}
-        steps = {name: build_step(config_, world, source.num_classes) for name, config_ in trained.items()}
+        steps = {name: bench_step(config_, world, source.num_classes) for name, config_ in trained.items()}
         costs = compare({name: partial(step, batch) for name, step in steps.items()}, "ind", rounds)
         rows += [{"structure": structure, "method": cost.pop(""), **cost} for cost in costs]
     return rows
@@ -34,7 +35,7 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
 def configs(config: Config, structure: str) -> list[Config]:
     """The config with each method that has the structure."""
     found = []
-    for name in choices_of(CONF / "method"):
+    for name in choices_of("method"):
         with contextlib.suppress(ValueError):  # the method has not that structure
             found.append(with_method(config, name, structure))
     return found

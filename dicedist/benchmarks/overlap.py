@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.build import feature_dims
+from dicedist.algorithm.member import Encoding
+from dicedist.algorithm.objectives import View
+from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.step import Step, Values
 from dicedist.benchmarks.processes import run_ranks
+from dicedist.cluster.assembly import assemble
+from dicedist.cluster.exchange import Exchange
+from dicedist.cluster.placement import place
+from dicedist.cluster.world import joined
 from dicedist.config import Config
-from dicedist.data.pipeline import Batch
-from dicedist.discriminator import Features
-from dicedist.member import Encoding
-from dicedist.objectives import View
-from dicedist.parts import feature_dims
-from dicedist.placement import place
-from dicedist.schedules import Moment
-from dicedist.step import Step, Values
-from dicedist.world import joined
 
 CPU = torch.device("cpu")
 WARM_UP = 3
@@ -42,6 +44,7 @@ class EmulatedStep(Step):
 
     def encode(self, batch: Batch) -> dict[int, Encoding]:
         time.sleep(self.durations.forward * len(self.hosted.members))
+        assert isinstance(self.exchange, Exchange)
         size, widths = len(batch.labels_B), self.exchange.widths
         return {member: zeros(size, widths["mean"][member], widths["logits"][member]) for member in self.hosted.members}
 
@@ -78,12 +81,13 @@ def seconds_a_step(config: Config, num_members: int, durations: Durations, num_s
 def emulate(rank: int, config: Config, num_members: int, durations: Durations, num_steps: int) -> float:
     with joined(timeout=60) as world:
         placement = place(world.size, num_members, needs_discriminator=True)
-        step = EmulatedStep.build(config, placement, world, num_classes=100, steps_per_epoch=1000)
+        step, _ = assemble(config, placement, world, num_classes=100, steps_per_epoch=1000, kind=EmulatedStep)
+        assert isinstance(step, EmulatedStep)
         step.durations = durations
         labels_B = torch.zeros(config.batch_size, dtype=torch.int64)
         for n in range(WARM_UP + num_steps):
             if n == WARM_UP:
-                step.exchange.barrier()
+                world.control.barrier()
                 started = time.perf_counter()
             step(Batch(0, n, len(labels_B), slice(None), labels_B, labels_B, n, []))
         return (time.perf_counter() - started) / num_steps

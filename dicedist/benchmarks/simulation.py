@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
+from dicedist.algorithm.build import feature_dims
+from dicedist.cluster.placement import Placement, place
 from dicedist.config import Config, nearest
-from dicedist.parts import feature_dims
-from dicedist.placement import Placement, place
 
 BYTES, CHECKSUM = 4, 8
 PAIRS_OF_FOUR = 6

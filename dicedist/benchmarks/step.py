@@ -13,18 +13,21 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.build import build_member, feature_dims
+from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.objectives.vceb import gaussian_divergence
+from dicedist.algorithm.step import Step
 from dicedist.benchmarks.literal import LiteralDiscriminator
 from dicedist.benchmarks.timing import compare
+from dicedist.cluster.assembly import assemble
+from dicedist.cluster.devices import pick_device
+from dicedist.cluster.placement import DEFAULT_SIZE, place
+from dicedist.cluster.process import this_rank, world_size
+from dicedist.cluster.world import World, joined
 from dicedist.config import Config, compose_config
 from dicedist.data import sources
-from dicedist.data.pipeline import Batch, Loader
-from dicedist.devices import pick_device
-from dicedist.objectives import Method
-from dicedist.objectives.vceb import gaussian_divergence
-from dicedist.parts import build_member, feature_dims
-from dicedist.placement import DEFAULT_SIZE, place
-from dicedist.step import Step
-from dicedist.world import World, joined, this_rank, world_size
+from dicedist.data.pipeline import Loader
 
 PHASES = {  # what is timed -> its name
     "encode": "forward",
@@ -41,20 +44,20 @@ WARM_UP, STEPS = 2, 6
 
 def step(config: Config) -> list[dict[str, Any]]:
     """Seconds of each phase and images/s on every rank, in one process or under torchrun; rank 0 has them all."""
-    placement = place(world_size(), config.ensemble.size, Method(config.method).redundancy is not None)
+    placement = place(world_size(), config.ensemble.size, Method(config.method).adversarial is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
-        timed = build_step(config, world, source.num_classes)
+        timed = bench_step(config, world, source.num_classes)
         members = placement.members_on(world.rank)
         loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
-        spent = phases(timed, loader)
+        spent = phases(timed, loader, world)
         own = {**spent, "images/s of a member": config.batch_size / spent["whole step"] if members else None}
-        records = timed.exchange.report(own)
+        records = world.control.report(own)
     columns = {f"rank {rank}": record for rank, record in enumerate(records)}
     return [{"seconds": name, **{rank: record[name] for rank, record in columns.items()}} for name in own]
 
 
-def phases(timed: Step, loader: Loader) -> dict[str, float]:
+def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
     """Mean seconds a step. A phase ends when the device has done it, which the step itself would not wait for.
 
     A phase inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
@@ -67,7 +70,7 @@ def phases(timed: Step, loader: Loader) -> dict[str, float]:
     batches = loader.epoch(0)
     for n in range(WARM_UP + STEPS):
         if n == WARM_UP:
-            timed.exchange.barrier()
+            world.control.barrier()
             spent.update(dict.fromkeys(spent, 0.0))
             started = time.perf_counter()
         waited = time.perf_counter()
@@ -92,9 +95,9 @@ def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) 
     return timed
 
 
-def build_step(config: Config, world: World, num_classes: int) -> Step:
-    placement = place(world.size, config.ensemble.size, Method(config.method).redundancy is not None)
-    return Step.build(config, placement, world, num_classes, steps_per_epoch=1000)
+def bench_step(config: Config, world: World, num_classes: int) -> Step:
+    placement = place(world.size, config.ensemble.size, Method(config.method).adversarial is not None)
+    return assemble(config, placement, world, num_classes, steps_per_epoch=1000)[0]
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
@@ -106,7 +109,7 @@ def cost(config: Config) -> list[dict[str, Any]]:
     labels_B = torch.randint(100, (config.batch_size,), device=world.device)
     last = images.contiguous(memory_format=torch.channels_last)
     batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [last])
-    ours = {f"method={name}": build_step(with_method(config, name), world, 100) for name in ("ind", "dice")}
+    ours = {f"method={name}": bench_step(with_method(config, name), world, 100) for name in ("ind", "dice")}
     plainly = replace(with_method(config, "dice"), compile=False)
     alternatives: dict[str, Callable[[], Any]] = {
         "bare PyTorch loop, independent": bare(plainly, size, last, labels_B),

@@ -1,7 +1,7 @@
 """Comparing alternatives on a machine that is never quiet: they take turns, and ratios are taken within a round.
 
 Beside what is not ours each has a process of its own on a CPU: ours with the settings that our commands make
-(`world.keep_memory`), the others without, for they are part of what is compared.
+(`world.tune_malloc`), the others without, for they are part of what is compared.
 """
 
 import multiprocessing
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dicedist.world import keep_memory
+from dicedist.cluster.process import tune_malloc
 
 
 def compare(
@@ -62,7 +62,7 @@ def in_processes(
 
 def serve(run: Callable[[], object], ours: bool, requests: Connection) -> None:
     if ours:
-        keep_memory()
+        tune_malloc()
     warm = False
     while requests.recv():
         if not warm:

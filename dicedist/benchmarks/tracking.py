@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from dicedist.benchmarks.step import build_step
+from dicedist.algorithm.batch import Batch
+from dicedist.benchmarks.step import bench_step
 from dicedist.benchmarks.timing import seconds
-from dicedist.config import Config, save_config
-from dicedist.data.pipeline import Batch
-from dicedist.environment import Pace, node_figures
-from dicedist.mirror import Mirror
-from dicedist.resume import CONFIG
-from dicedist.tracking import RECORDS, Tracker
-from dicedist.world import World
+from dicedist.cluster.world import World
+from dicedist.config import Config
+from dicedist.runs.run import Run
+from dicedist.tracking.environment import Pace, node_figures
+from dicedist.tracking.mlflow.mirror import Mirror
+from dicedist.tracking.tracker import Tracker
 
 INTERVALS = 200
 VALUES = 40  # of one interval: four members and w
@@ -27,14 +27,14 @@ CLASSES = 100
 def tracking(config: Config) -> list[dict[str, Any]]:
     """Of one interval of log.every_steps steps, all parts in one process; sent to sqlite, or to tracking.uri."""
     world = World(0, 1, torch.device("cpu"))
-    step = build_step(config, world, CLASSES)
+    step = bench_step(config, world, CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
     batch = Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images])
     step(batch)
     interval = config.log.every_steps * seconds(lambda: step(batch))
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder)
-        save_config(config, run / CONFIG)
+        run = Run(folder)
+        run.save_config(config)
         own = record(run, config, world)
         uri = config.tracking.uri or f"sqlite:///{folder}/mlflow.db"
         mirror = Mirror(run, replace(config, tracking=replace(config.tracking, uri=uri)))
@@ -46,15 +46,14 @@ def tracking(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def record(run: Path, config: Config, world: World) -> float:
+def record(run: Run, config: Config, world: World) -> float:
     """Seconds an interval of what the reporting rank does."""
-    (run / RECORDS).touch()
     tracker = Tracker(run, 10**9, 0, None, replace(config.tracking, to="none"))
     tracker.progress.stream = Path("/dev/null").open("w")  # noqa: SIM115  closed with the process
     pace, values = Pace(config.batch_size, 0), {f"member_0/value_{n}": [1.0] for n in range(VALUES - 1)}
     started = time.perf_counter()
     for number in range(1, INTERVALS + 1):
         tracker.add(json.loads(json.dumps({**values, "train/member_0/loss": [1.0]})))
-        tracker.summarise(number, 0.0)
+        tracker.summarise(number, 0.0, {})
         tracker.log_system(number, pace.figures(number) | node_figures(world))
     return (time.perf_counter() - started) / INTERVALS

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dicedist.data.prepared import NewArray, Prepared, locked, prepare
-from dicedist.folders import refuse_unwritable
+from dicedist.data.prepared import NewArray, Prepared, one_process, prepare, refuse_unwritable
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
@@ -70,7 +69,7 @@ def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
-            locked(root / f".{name}.lock", f"download {name}"),
+            one_process(root / f".{name}.lock", f"download {name}"),
             tempfile.TemporaryDirectory(prefix=f".{name}-partial-", dir=root) as partial,
         ):
             if all(file.exists() for file in files):

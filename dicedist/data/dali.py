@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 from torch import Tensor
 
-from dicedist.data import DataConfig
+from dicedist.config.schema import DataConfig
 from dicedist.data.order import padding
-from dicedist.data.pipeline import Job
+from dicedist.data.pipeline import RawBatch
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
@@ -25,7 +25,7 @@ PREFETCH = 2  # batches made ahead of the one in use
 class DaliPipeline:
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
         self.config, self.source, self.device = config, source, device
-        self.jobs: Iterator[Job] = iter(())
+        self.raw: Iterator[RawBatch] = iter(())
         gpu = None if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
         self.pipe = Pipeline(batch_size, config.num_threads, gpu, prefetch_queue_depth=PREFETCH)
         with self.pipe:
@@ -57,7 +57,7 @@ class DaliPipeline:
 
     def feed(self) -> tuple[NDArray, ...]:
         """One batch for DALI, on black borders: the crop operator takes positions within the image only, in 0..1."""
-        images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.jobs)
+        images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.raw)
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
         top_B, left_B = ((starts_B2 + reach) / (2 * reach)).unbind(1)
@@ -67,16 +67,16 @@ class DaliPipeline:
             fed.append((cutout_B2 - self.config.cutout_size // 2).float().numpy())
         return tuple(fed)
 
-    def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]:
+    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
         """One stream at a time; a new one throws away what was made ahead for one that was given up."""
-        self.jobs = iter(())
+        self.raw = iter(())
         while self.run() is not None:
             pass
         self.pipe.reset()
-        mine = self.jobs = iter(jobs)
+        mine = self.raw = iter(raw)
         while (views_BHWC := self.run()) is not None:
             yield views_BHWC.permute(0, 3, 1, 2)
-            assert self.jobs is mine, "this stream was given up for another"
+            assert self.raw is mine, "this stream was given up for another"
 
     def run(self) -> Tensor | None:
         # Bound to torch's stream, so that DALI does not reuse the memory before the kernels that read it have run.

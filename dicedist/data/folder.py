@@ -1,7 +1,7 @@
 """A user's own images, root/train/<class>/ and root/test/<class>/: found, decoded once, brought to one size."""
 
 import logging
-import time
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from dicedist.data import DataConfig, uses_dali
+from dicedist.config.schema import DataConfig
+from dicedist.console.progress import Progress
+from dicedist.data import uses_dali
 from dicedist.data.prepared import NewArray, Prepared, prepare
 
 log = logging.getLogger(__name__)
@@ -19,7 +21,6 @@ log = logging.getLogger(__name__)
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
 DECODED_AT_ONCE = 16  # files; a photograph is 36 MB before it is made small
-SECONDS_BETWEEN_NEWS = 5
 LISTED = 20  # corrupt files
 
 Fit = Callable[[Image.Image, int], Image.Image]  # to a square of that size
@@ -105,7 +106,7 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
 
         by_dali = dali.decode(batches, size, num_threads)
     reasons: dict[int, str] = {}
-    news = Progress(len(files))
+    progress = Progress(len(files), "decoded images", stream=sys.stderr)
     with ThreadPoolExecutor(num_threads) as threads:
         for start, batch, images in zip(starts, batches, by_dali, strict=True):
             decoded = threads.map(lambda file: decode_file(file, size), batch) if images is None else images
@@ -113,7 +114,8 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
                 if isinstance(image, str):
                     reasons[row] = image
                 images_NHWC[row] = 0 if isinstance(image, str) else image
-            news.tell(start + len(batch))
+            progress.show(start + len(batch))
+    progress.clear()
     return reasons
 
 
@@ -177,19 +179,3 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
         if not counts.all():
             empty = about["class_names"][int(counts.argmin())]
             raise ValueError(f"{split}/{empty}: none of its images can be decoded")
-
-
-class Progress:
-    """A line now and then, with the time that is left; none when the work is short."""
-
-    def __init__(self, total: int):
-        self.total = total
-        self.began = self.told = time.monotonic()
-
-    def tell(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self.told < SECONDS_BETWEEN_NEWS:
-            return
-        self.told = now
-        left = (now - self.began) / done * (self.total - done)
-        log.info("decoded %s of %s images, %.0f s left", f"{done:,}", f"{self.total:,}", left)

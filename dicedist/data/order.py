@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dicedist.data import DataConfig
-from dicedist.randomness import generator, key
+from dicedist.algorithm.randomness import generator, seed_for
+from dicedist.config.schema import DataConfig
 
 ODD = -7046029254386353131  # 2**64 over the golden ratio, as int64
 
@@ -41,13 +41,6 @@ def batch_indices(seed: int, epoch: int, step_in_epoch: int, num_inputs: int, ba
     return epoch_order(seed, epoch, num_inputs)[start : start + batch_size]
 
 
-def share(batch: int, replicas: int, replica: int) -> slice:
-    """The rows of a batch that one of the replicas of a member sees; the first ones get what does not divide."""
-    each, extra = divmod(batch, replicas)
-    first = replica * each + min(replica, extra)
-    return slice(first, first + each + (replica < extra))
-
-
 def padding(size: int) -> int:
     """How far a crop may leave the image: 4 pixels of 32, and in proportion (8 of 64, 12 of 96)."""
     return size // 8
@@ -73,4 +66,4 @@ def augmentation(
 def checksum(indices_B: Tensor, epoch: int, step_in_epoch: int) -> int:
     """63 bits that differ when an input, its place, the epoch or the step does."""
     places_B = (2 * torch.arange(len(indices_B)) + 1) * ODD
-    return key(int(((indices_B + 1) * places_B).sum()), "batch", epoch, step_in_epoch)
+    return seed_for(int(((indices_B + 1) * places_B).sum()), "batch", epoch, step_in_epoch)

@@ -1,9 +1,9 @@
 """Batches for the members of this rank: images, crops and flips in, normalised tensors out.
 
-    order.py            indices, crops, flips of (seed, epoch, step)  ──┐
-    sources.py          uint8 images, one copy a node  ─────────────────┴─ Job ── TorchPipeline | DaliPipeline ── views
+    order.py       indices, crops, flips of (seed, epoch, step)  ──┐
+    sources.py     uint8 images, one copy on a node  ──────────────┴─ RawBatch ── TorchPipeline | DaliPipeline ── views
 
-Both pipelines are the same pure function of a Job, to float rounding.
+Both pipelines are the same pure function of a RawBatch, to float rounding.
 
 Legend: B batch, H rows, W columns, S either of the two, C colours.
 """
@@ -12,36 +12,25 @@ import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dicedist.data import DataConfig, uses_dali
-from dicedist.data.order import Augmentation, augmentation, batch_indices, checksum, num_batches, padding, share
+from dicedist.algorithm.batch import Batch, share
+from dicedist.config.schema import DataConfig
+from dicedist.data import uses_dali
+from dicedist.data.order import Augmentation, augmentation, batch_indices, checksum, num_batches, padding
 from dicedist.data.sources import Source, Split
 
 
-@dataclass(frozen=True)
-class Batch:
-    epoch: int
-    step_in_epoch: int
-    size: int  # of the whole batch
-    rows: slice  # those that are here: all, but on a replica of a member
-    indices_B: Tensor  # of the split, on the CPU
-    labels_B: Tensor
-    checksum: int  # of the whole batch
-    views: list[Tensor]  # float32 [B, C, H, W] channels_last: one for all members, or one for each, or none
-
-
-class Job(NamedTuple):
+class RawBatch(NamedTuple):
     images_BHWC: Tensor
     augmentation: Augmentation
 
 
 class Pipeline(Protocol):
-    def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]: ...
+    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]: ...
 
 
 class Loader:
@@ -70,7 +59,7 @@ class Loader:
         with contextlib.ExitStack() as stack:
             views: Iterator[Tensor] = iter(())
             if self.pipeline is not None:
-                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.jobs(epoch, steps))))
+                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(epoch, steps))))
             for step in steps:
                 everyone = self.indices(epoch, step)
                 rows = self.rows(len(everyone))
@@ -86,7 +75,7 @@ class Loader:
                     [next(views) for _ in self.viewers],
                 )
 
-    def jobs(self, epoch: int, steps: Iterable[int]) -> Iterator[Job]:
+    def raw_batches(self, epoch: int, steps: Iterable[int]) -> Iterator[RawBatch]:
         """Drawn by the pipeline ahead of the step that the caller is at."""
         for step in steps:
             indices_B = self.indices(epoch, step)
@@ -94,7 +83,7 @@ class Loader:
             images_BHWC = self.split.take(indices_B[rows])
             for member in self.viewers:
                 drawn = augmentation(self.seed, epoch, step, len(indices_B), self.config, member)
-                yield Job(images_BHWC, drawn.of(rows))
+                yield RawBatch(images_BHWC, drawn.of(rows))
 
     def indices(self, epoch: int, step: int) -> Tensor:
         return batch_indices(self.seed, epoch, step, len(self.split), self.batch_size)
@@ -126,21 +115,21 @@ class TorchPipeline:
         self.cutout_size = config.cutout_size
         self.num_threads = config.num_threads if device.type == "cpu" and config.num_threads > 1 else 0
 
-    def stream(self, jobs: Iterable[Job]) -> Generator[Tensor, None, None]:
+    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
         if not self.num_threads:
-            yield from map(self.view, jobs)
+            yield from map(self.view, raw)
             return
         with ThreadPoolExecutor(self.num_threads) as threads:
             ahead: deque[Future[Tensor]] = deque()
-            for job in jobs:
-                ahead.append(threads.submit(self.view, job))
+            for batch in raw:
+                ahead.append(threads.submit(self.view, batch))
                 if len(ahead) > self.num_threads:
                     yield ahead.popleft().result()
             yield from (future.result() for future in ahead)
 
-    def view(self, job: Job) -> Tensor:
-        images_BHWC = to_device(job.images_BHWC, self.device)
-        starts_B2, flips_B, cutout_B2 = job.augmentation
+    def view(self, raw: RawBatch) -> Tensor:
+        images_BHWC = to_device(raw.images_BHWC, self.device)
+        starts_B2, flips_B, cutout_B2 = raw.augmentation
         cropped_BHWC = self.crop(images_BHWC, to_device(starts_B2, self.device), to_device(flips_B, self.device))
         views_BCHW = self.normalise(cropped_BHWC)
         return views_BCHW if cutout_B2 is None else self.cut(views_BCHW, to_device(cutout_B2, self.device))

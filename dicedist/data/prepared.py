@@ -47,6 +47,21 @@ def home() -> Path:
     return Path(os.environ.get("DICEDIST_DATA") or "~/.cache/dicedist").expanduser()
 
 
+def refuse_unwritable(folder: Path, instead: str) -> None:
+    """Asked before anything that takes minutes. The folder need not exist, if it can be made.
+
+    instead: what else someone may write.
+    """
+    # os.path: Path.exists raises where a folder above may not be entered.
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        owner, user = nearest.stat().st_uid, os.geteuid()
+        raise ValueError(
+            f"user {user} cannot write to {nearest.absolute()}, which belongs to user {owner}: "
+            f"chown it to {user}, or run as its owner (docker run --user {owner}), or {instead}"
+        )
+
+
 def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
     """The source that an earlier process made, or makes it; in private memory where nothing can be written."""
     kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
@@ -85,7 +100,7 @@ def _make(folder: Path, build: Build) -> None:
     partial = folder.with_name("partial")
     with _writing():
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name("lock"), f"make {folder.parent.name} ready"):
+    with one_process(folder.with_name("lock"), f"make {folder.parent.name} ready"):
         if folder.exists():
             return
         for outdated in folder.parent.glob("*/"):  # made from files that have changed, or by a process that was killed
@@ -105,7 +120,7 @@ def _make(folder: Path, build: Build) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, purpose: str) -> Iterator[None]:
+def one_process(path: Path, purpose: str) -> Iterator[None]:
     """One process of the node at a time; the others say that they wait."""
     lock = FileLock(path)
     with _writing():

@@ -4,6 +4,7 @@ Legend: R images that the files hold, N images of a split, H rows, W columns, C 
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dicedist.data import DataConfig, shapes
+from dicedist.algorithm.randomness import generator
+from dicedist.config.schema import DataConfig
+from dicedist.data import shapes
 from dicedist.data.cifar import prepare_cifar
 from dicedist.data.folder import prepare_folder
 from dicedist.data.prepared import NewArray, Prepared, home, prepare
-from dicedist.randomness import generator
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Source:
 def load(config: DataConfig, labels_only: bool = False) -> Source:
     """Every process of a node may call this at once; the first makes the images ready, which can take minutes."""
     root = Path(config.root).expanduser() if config.root else home()
-    prepared = prepare_source(config, root)
+    if config.name not in SOURCES:
+        raise ValueError(f"data.name={config.name}: write one of {', '.join(SOURCES)}")
+    prepared = SOURCES[config.name](config, root)
     about = prepared.about
     whole = whole_split(prepared, "train", labels_only)
     train_rows, val_rows = holdout(whole.labels_N, config)
@@ -78,15 +82,13 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     )
 
 
-def prepare_source(config: DataConfig, root: Path) -> Prepared:
-    if config.name == "folder":
-        return prepare_folder(config, root)
-    if config.name == "shapes":
-        return prepare_shapes()
+def prepare_published(config: DataConfig, root: Path) -> Prepared:
     return prepare_cifar(config.name, root, config.download)
 
 
-def prepare_shapes() -> Prepared:
+def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
+    """Drawn by the package itself: neither a key nor a folder has a part in it."""
+
     def build(new_array: NewArray) -> dict[str, Any]:
         for split in ("train", "test"):
             images_NHWC, labels_N = shapes.generate(split)
@@ -144,3 +146,12 @@ def place_in_class(labels_N: Tensor) -> Tensor:
     place_N = torch.empty_like(labels_N)
     place_N[order_N] = torch.arange(len(labels_N)) - first_K[labels_N[order_N]]
     return place_N
+
+
+# A data set is an entry here, its file, and a YAML in conf/data/.
+SOURCES: dict[str, Callable[[DataConfig, Path], Prepared]] = {
+    "cifar10": prepare_published,
+    "cifar100": prepare_published,
+    "folder": prepare_folder,
+    "shapes": prepare_shapes,
+}

@@ -1,4 +1,4 @@
-"""The measures of METHOD section 4: pure functions of logits_MNK and labels_N that give floats ready for JSON."""
+"""Measures of an ensemble: pure functions of logits_MNK and labels_N that give floats ready for JSON."""
 
 from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace
 from dicedist.metrics.diversity import diversity, pairwise

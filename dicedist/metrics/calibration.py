@@ -39,7 +39,7 @@ def reliability(log_p_NK: Tensor, labels_N: Tensor) -> list[dict[str, float | No
 
 
 def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Thresholded adaptive calibration error with METHOD's normalisation by N*K.
+    """Thresholded adaptive calibration error normalised by N*K (docs/choices.md, 18).
 
     A run of size s adds s/(N*K) * |mean p - mean hit| = |sum of (p - hit)|/(N*K), a difference of two cumulative sums.
     """

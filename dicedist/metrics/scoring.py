@@ -25,9 +25,9 @@ def ensemble_log_probabilities(logits_MNK: Tensor, average: str = "logits", temp
     return torch.log_softmax(ensemble_logits(logits_MNK, average) / temperature, dim=-1)
 
 
-def confidence(log_p_NK: Tensor) -> Tensor:
+def confidence(logits_NK: Tensor) -> Tensor:
     """The maximum softmax of each input: the score of out-of-distribution detection."""
-    return log_p_NK.amax(dim=-1).exp()
+    return logits_NK.double().softmax(dim=-1).amax(dim=-1)
 
 
 def accuracy(log_p_NK: Tensor, labels_N: Tensor) -> float:

@@ -11,19 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicedist.metrics.calibration import ece, split_half, tace
+from dicedist.metrics.calibration import split_half
 from dicedist.metrics.diversity import diversity
-from dicedist.metrics.scoring import (
-    accuracy,
-    brier,
-    brier_per_class,
-    ensemble_log_probabilities,
-    ensemble_logits,
-    nll,
-)
+from dicedist.metrics.measures import ENSEMBLE, functions
+from dicedist.metrics.scoring import ensemble_log_probabilities, ensemble_logits
 
-QUICK = {"accuracy": accuracy, "nll": nll, "ece": ece}
-ALL = QUICK | {"brier": brier, "brier_per_class": brier_per_class, "tace": tace}
+ALL = functions(ENSEMBLE)
+QUICK = functions(measure for measure in ENSEMBLE if measure.quick)
 MAX_SUBSETS = 20
 
 

@@ -14,7 +14,7 @@ def section(groups: Sequence[Group]) -> Section | None:
     evaluated = [group for group in groups if group.evaluations]
     if not evaluated:
         return None
-    before, after = svg.key(None, hollow=True, line="dashed"), svg.key(None)
+    before, after = svg.legend_key(None, hollow=True, line="dashed"), svg.legend_key(None)
     return Section(
         "reliability",
         "Reliability",

@@ -22,7 +22,7 @@ def section(groups: Sequence[Group]) -> Section | None:
     by_data: dict[str, list[Group]] = {}
     for group in evaluated:
         by_data.setdefault(group.settings["data.name"], []).append(group)
-    members, ensemble = svg.key(None, hollow=True, line="thick"), svg.key(None, line="thick")
+    members, ensemble = svg.legend_key(None, hollow=True, line="thick"), svg.legend_key(None, line="thick")
     return Section(
         "classes",
         "Classes",

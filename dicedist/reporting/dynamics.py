@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
 from dicedist.reporting import svg
 from dicedist.reporting.lines import Line, Reference, line_chart
 from dicedist.reporting.markup import Section, ensembles, figure, folded, grid, remark
@@ -17,19 +18,27 @@ class Course:
     scale: float = 1
 
 
+def validated(group: str, measure: Measure, of: str = "") -> Course:
+    unit = f", {measure.unit}" if measure.unit else ""
+    title = f"{measure.title[0].upper()}{measure.title[1:]}{of}{measure.arrow}"
+    return Course(f"val/{group}/{measure.name}", title, f"validation{unit}", measure.scale)
+
+
+ACCURACY = ENSEMBLE[0]
 MAIN = (
-    Course("val/ensemble/accuracy", "Ensemble accuracy", "accuracy on validation images, %", 100),
-    Course("val/members/accuracy", "Individual accuracy", "mean accuracy of the members, validation, %", 100),
-    Course("val/ensemble/nll", "Negative log-likelihood", "NLL of the ensemble, validation, nats"),
-    Course("val/ensemble/ece", "Calibration error", "ECE of the ensemble, validation, %", 100),
+    *(validated("ensemble", measure, " of the ensemble") for measure in ENSEMBLE if measure.quick),
+    validated("members", ACCURACY, " of the members"),
     Course("train/redundancy", "Redundancy", "estimate by the discriminator, training, nats"),
-    Course("val/diversity/ratio_error", "Diversity", "ratio-error: single per shared error, validation"),
+    *(validated("diversity", measure) for measure in DIVERSITY if measure.summary),
 )
-OTHER_DIVERSITY = (
-    Course("val/diversity/q_statistic", "Q-statistic (low is diverse)", "mean over pairs, validation"),
-    Course("val/diversity/agreement", "Agreement (low is diverse)", "pairs that predict the same class, %", 100),
-    Course("val/diversity/kohavi_wolpert", "Kohavi–Wolpert variance", "variance of being right, validation"),
-    Course("val/diversity/entropy", "Entropy (high is diverse)", "disagreement, 0 to 1, validation"),
+OTHER_DIVERSITY = tuple(validated("diversity", measure) for measure in DIVERSITY if not measure.summary)
+SCHEDULES = (
+    Course("schedule/learning_rate", "Learning rate", "of the members"),
+    Course("schedule/log_beta", "log(β)", "compression weighs 1/β"),
+    Course("schedule/ramp_up", "Ramp-up", "share of the weight that counts"),
+    Course("schedule/delta", "δ", "weight of the redundancy, before the ramp-up"),
+    Course("schedule/covariance", "Covariance for w", "0: noise of variance 1, 1: the predicted scale"),
+    Course("train/members/gradient_norm", "Gradient norm", "mean over members, training"),
 )
 
 
@@ -39,6 +48,9 @@ def section(groups: Sequence[Group]) -> Section:
     body = ensembles(groups) + grid(main) if main else ""
     if other:
         body += folded("Other measures of diversity", grid(other))
+    steered, _ = charts(groups, SCHEDULES)
+    if steered:
+        body += folded("Schedules and gradients", grid(steered))
     if absent:
         body += remark(f"Not in the records of these runs: {', '.join(absent)}.")
     return Section(
@@ -55,7 +67,7 @@ def charts(groups: Sequence[Group], courses: Sequence[Course]) -> tuple[list[str
     """Figures of what was recorded, and names of what was not."""
     pictures = [(course, chart(groups, course)) for course in courses]
     drawn = [figure(course.title, picture) for course, picture in pictures if picture]
-    return drawn, [course.title.lower() for course, picture in pictures if not picture]
+    return drawn, [course.title.rstrip(" ↑↓") for course, picture in pictures if not picture]
 
 
 def chart(groups: Sequence[Group], course: Course, reference: Reference | None = None) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from dicedist.reporting.markup import Section, folded, remark
-from dicedist.reporting.records import Group, Run
+from dicedist.reporting.records import Group, Recorded
 
 MOST_IMAGES = 12  # of a run
 WIDEST = 64  # pixels that are stored
@@ -33,11 +33,11 @@ def section(groups: Sequence[Group]) -> Section | None:
     )
 
 
-def first_shown(group: Group) -> Run | None:
+def first_shown(group: Group) -> Recorded | None:
     return next((run for run in group.runs if run.gallery and run.evaluation), None)
 
 
-def wall(run: Run) -> str:
+def wall(run: Recorded) -> str:
     gallery = run.gallery
     num_images, num_members = len(gallery["images"]), len(gallery["predictions"])
     members = run.evaluation["member_ids"]

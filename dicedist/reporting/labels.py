@@ -5,18 +5,8 @@ from typing import Any
 
 Settings = Mapping[str, Any]  # by dotted key, whatever of a config can change a result but the seed
 
-METHODS = {
-    "ind": ("Ind.", "members trained independently with cross-entropy: a deep ensemble"),
-    "ib": ("IB", "an information bottleneck (VIB) on each member"),
-    "ceb": ("CEB", "a conditional entropy bottleneck (VCEB) on each member"),
-    "ibr": ("IBR", "VIB, and an adversary lowers the redundancy between members' features"),
-    "cebr": ("CEBR", "VCEB, and an adversary lowers the redundancy between members' features"),
-    "dice": ("DICE", "VCEB, and an adversary lowers the redundancy between members' features given the class"),
-    "adp": ("ADP", "members' non-maximal predictions are pushed apart"),
-    "dml": ("DML", "every member learns from the predictions of its peers"),
-    "one": ("ONE", "members learn from a gated sum of their logits"),
-    "okddip": ("OKDDip", "peers learn from each other by attention, a student from their mean"),
-}
+# The paper's order of rows; methods that it does not have come behind, by name.
+ORDER = ("ind", "one", "okddip", "adp", "ib", "ceb", "ibr", "cebr", "dice")
 # Where these differ, every label says so; what else differs is said only of ensembles that would read the same.
 FOREMOST = ("data.name", "network.name", "ensemble", "epochs", "data.train_limit")
 WORDING = {
@@ -31,23 +21,18 @@ WORDING = {
 }
 
 
-def method_name(settings: Settings) -> str:
-    name = settings["method.name"]
-    return METHODS[name][0] if name in METHODS else name
-
-
-def method_meaning(settings: Settings) -> str:
-    name = settings["method.name"]
-    return METHODS[name][1] if name in METHODS else f"terms {settings['terms']}"
-
-
 def labels(ensembles: Sequence[Settings]) -> list[str]:
     """As short as tells the ensembles apart: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
-    texts = [method_name(settings) for settings in ensembles]
+    texts = [settings["method.title"] for settings in ensembles]
     for key in FOREMOST:
         if varies(key, ensembles):
             texts = [extended(text, key, settings) for text, settings in zip(texts, ensembles, strict=True)]
-    known = {key for settings in ensembles for key in settings} - {"method.name", *FOREMOST}
+    known = {key for settings in ensembles for key in settings} - {
+        "method.name",
+        "method.title",
+        "method.meaning",
+        *FOREMOST,
+    }
     for key in sorted(known, key=lambda key: (key != "redundancy.delta", key)):
         alike = {
             text: [other for other, label in zip(ensembles, texts, strict=True) if label == text] for text in texts

@@ -59,8 +59,8 @@ def line_chart(
 def draw_line(panel: Panel, line: Line, unit: str) -> None:
     points = line.points
     if any(point.y.deviation for point in points):
-        upper = [(point.x, spread(point)[1]) for point in points]
-        panel.area(upper + [(point.x, spread(point)[0]) for point in reversed(points)], line.style)
+        upper = [(point.x, band(point)[1]) for point in points]
+        panel.area(upper + [(point.x, band(point)[0]) for point in reversed(points)], line.style)
     panel.line([(point.x, point.y.mean) for point in points], line.style)
     for point in points if len(points) <= MOST_MARKERS else points[-1:]:
         tip = f"{line.label}, {unit} {number(point.x, 4)}: {number(point.y.mean, 4)}"
@@ -77,12 +77,12 @@ def write_ends(panel: Panel, lines: Sequence[Line]) -> None:
 
 def heights(lines: Sequence[Line]) -> list[float]:
     """What the axis has to hold: where curves end, and of long ones not the few values that would flatten the rest."""
-    found = sorted(height for line in lines for point in line.points for height in spread(point))
+    found = sorted(height for line in lines for point in line.points for height in band(point))
     cut = len(found) // 100
-    return [*found[cut : len(found) - cut], *(height for line in lines for height in spread(line.points[-1]))]
+    return [*found[cut : len(found) - cut], *(height for line in lines for height in band(line.points[-1]))]
 
 
-def spread(point: Point) -> tuple[float, float]:
+def band(point: Point) -> tuple[float, float]:
     deviation = point.y.deviation or 0.0
     return point.y.mean - deviation, point.y.mean + deviation
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from dicedist.metrics.measures import Measure
 from dicedist.reporting import svg
 from dicedist.reporting.records import Group, Pooled
 
@@ -32,7 +33,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def ensembles(groups: Sequence[Group]) -> str:
-    return legend((svg.key(group.style), group.label) for group in groups)
+    return legend((svg.legend_key(group.style), group.label) for group in groups)
 
 
 def remark(text: str) -> str:
@@ -83,10 +84,10 @@ def fixed(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}".replace("-", "−")
 
 
-def best_of(values: Sequence[Pooled | None], higher: bool, decimals: int, scale: float = 1) -> list[bool]:
+def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
     """Which are the best as printed; none where there is nothing to compare."""
-    known = [round(value.mean * scale, decimals) for value in values if value is not None]
-    if len(known) < 2:
+    known = [round(value.mean * measure.scale, measure.decimals) for value in values if value is not None]
+    if len(known) < 2 or measure.better is None:
         return [False] * len(values)
-    winner = max(known) if higher else min(known)
-    return [value is not None and round(value.mean * scale, decimals) == winner for value in values]
+    winner = max(known) if measure.better == "higher" else min(known)
+    return [value is not None and round(value.mean * measure.scale, measure.decimals) == winner for value in values]

@@ -5,25 +5,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from dicedist.metrics.measures import OOD, OOD_SCORES
 from dicedist.reporting import svg
 from dicedist.reporting.markup import Section, best_of, cell, figure, folded, grid, legend, remark, table, unevaluated
 from dicedist.reporting.records import Group, Pooled, pool
 from dicedist.reporting.svg import Panel
-
-SCORES = {
-    "max_softmax": "max softmax",
-    "max_softmax_tempered": "max softmax + T",
-    "w_only": "1 − w",
-    "dice_x_w": "DICE × w",
-    "dice_x_w_tempered": "DICE × w + T",
-}
-MEASURES = {
-    "fpr95": ("FPR at 95 % TPR ↓", False),
-    "detection": ("detection error ↓", False),
-    "auroc": ("AUROC ↑", True),
-    "aupr_in": ("AUPR in ↑", True),
-    "aupr_out": ("AUPR out ↑", True),
-}
 
 NO_SETS = "The runs name no OOD set: python -m dicedist.evaluate run=runs/NAME ood.sets.NAME=FOLDER measures one."
 
@@ -58,7 +44,7 @@ def one_set(groups: Sequence[Group], name: str, is_open: bool) -> str:
     rows = []
     for group in groups:
         if found := scores_of(group, name):
-            pictures = [figure(SCORES.get(score, score), *histograms(group, name, score)) for score in found]
+            pictures = [figure(OOD_SCORES.get(score, score), *histograms(group, name, score)) for score in found]
             rows.append(f"<h3>{escape(group.label)}</h3>" + grid(pictures, "small"))
     return folded(name, "".join(rows) + measures(groups, name), is_open)
 
@@ -87,7 +73,7 @@ def histograms(group: Group, name: str, score: str) -> tuple[str, str]:
     auroc = f"AUROC {100 * statistics.fmean(result['auroc'] for result in found):.1f}"
     means = [sum((place + 0.5) / len(side) * share for place, share in enumerate(side)) for side in (inside, outside)]
     seen = (
-        f"{group.label}, {SCORES.get(score, score)}: on average {means[0]:.2f} for test images and {means[1]:.2f} "
+        f"{group.label}, {OOD_SCORES.get(score, score)}: on average {means[0]:.2f} for test images and {means[1]:.2f} "
         f"for {name}. {auroc}."
     )
     return panel.draw(seen), auroc
@@ -102,20 +88,23 @@ def steps(shares: Sequence[float]) -> list[tuple[float, float]]:
 
 def measures(groups: Sequence[Group], name: str) -> str:
     rows = [(group, score) for group in groups for score in scores_of(group, name)]
-    columns = {
-        measure: [pool(result[measure] for result in results(group, name, score)) for group, score in rows]
-        for measure in MEASURES
-    }
-    best = {measure: best_of(columns[measure], MEASURES[measure][1], 2, 100) for measure in MEASURES}
+    columns = [
+        [pool(result[measure.name] for result in results(group, name, score)) for group, score in rows]
+        for measure in OOD
+    ]
+    best = [best_of(values, measure) for measure, values in zip(OOD, columns, strict=True)]
     lines = [
-        f'<tr><th scope="row">{escape(group.label)}</th><td class="text">{escape(SCORES.get(score, score))}</td>'
-        + "".join(cell(columns[measure][place], 2, 100, best[measure][place]) for measure in MEASURES)
+        f'<tr><th scope="row">{escape(group.label)}</th><td class="text">{escape(OOD_SCORES.get(score, score))}</td>'
+        + "".join(
+            cell(values[place], measure.decimals, measure.scale, is_best[place])
+            for measure, values, is_best in zip(OOD, columns, best, strict=True)
+        )
         + "</tr>"
         for place, (group, score) in enumerate(rows)
     ]
-    titles = "".join(f'<th scope="col">{title}</th>' for title, _ in MEASURES.values())
+    titles = "".join(f'<th scope="col">{escape(measure.title + measure.arrow)}</th>' for measure in OOD)
     head = f'<tr><th scope="col">ensemble</th><th scope="col" class="text">score</th>{titles}</tr>'
-    return table(f"Test images against {name}, all in %", head, [("", lines)], 2 + len(MEASURES))
+    return table(f"Test images against {name}, all in %", head, [("", lines)], 2 + len(OOD))
 
 
 def mean_auroc(group: Group, sets: Sequence[str], score: str) -> Pooled | None:

@@ -6,15 +6,24 @@ from html import escape, unescape
 from pathlib import Path
 
 from dicedist import __version__
+from dicedist.console.lines import plural
 from dicedist.reporting import adversary, calibration, classes, dynamics, gallery, outside, summary, tradeoff
 from dicedist.reporting.labels import shared
 from dicedist.reporting.markup import Section, cell, table
-from dicedist.reporting.records import Group, Run, pool
+from dicedist.reporting.records import Group, Recorded, pool, read_groups
+from dicedist.runs.run import Run
 
 STYLE = Path(__file__).with_name("page.css")
 # Whatever a name in a record may contain, the page loads nothing and runs nothing.
 FIGURE = re.compile(r'<figcaption>([^<]*)(?: <small>.*?</small>)?</figcaption><svg( [^>]*role="img".*?</svg>.*?</svg>)')
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def write_report(runs: Sequence[Run], output: Path) -> None:
+    """Whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
+    text = page(read_groups(runs))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
 
 
 def page(groups: Sequence[Group]) -> str:
@@ -56,10 +65,6 @@ def shown(section: Section) -> str:
     )
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def runs_section(groups: Sequence[Group]) -> Section:
     head = "".join(
         f'<th scope="col"{kind}>{title}</th>'
@@ -82,12 +87,12 @@ def runs_section(groups: Sequence[Group]) -> Section:
     )
 
 
-def run_row(run: Run, group: Group) -> str:
+def run_row(run: Recorded, group: Group) -> str:
     last = run.records[-1] if run.records else {"epoch": 0.0, "step": 0}
     accuracy = pool([run.evaluation["ensemble"]["accuracy"]]) if run.evaluation else None
     missing = "; ".join(run.missing) or "nothing"
     return (
-        f'<tr><th scope="row">{escape(run.directory.name)}</th><td class="text">{escape(group.label)}</td>'
+        f'<tr><th scope="row">{escape(run.run.directory.name)}</th><td class="text">{escape(group.label)}</td>'
         f"<td>{run.config.seed}</td><td>{last['epoch']:g}</td><td>{last['step']}</td>{cell(accuracy, 2, 100)}"
         f'<td class="text wrap">{escape(missing)}</td></tr>'
     )

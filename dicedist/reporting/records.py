@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from dicedist.config import Config, flat, load_config
-from dicedist.discriminator import delta_for
-from dicedist.reporting.labels import METHODS, Settings, labels
+from dicedist.config import Config, Scope, flatten
+from dicedist.config.compose import scope_of
+from dicedist.reporting.labels import ORDER, Settings, labels
+from dicedist.runs.run import Run
 
-# What may differ between runs that are pooled: none of it changes what is measured.
-INDIFFERENT = (
-    "seed", "resume", "run.", "log.", "checkpoint.", "distributed.", "evaluate.", "ood.",
-    "data.root", "data.download", "data.num_threads", "method.", "structure", "ensemble.size", "redundancy.delta",
-)  # fmt: skip
+SHOWN_OTHERWISE = ("method.", "structure", "ensemble.size", "redundancy.delta")  # see `settings`
 MEASURED = {
     "member_ids", "ensemble", "ensemble_tempered", "members", "diversity", "accuracy_by_size", "reliability",
     "per_class",
@@ -30,8 +27,10 @@ LONGEST_CURVE = 200
 
 
 @dataclass(frozen=True)
-class Run:
-    directory: Path
+class Recorded:
+    """What a run has left behind."""
+
+    run: Run
     config: Config
     records: list[dict[str, Any]]  # the lines of metrics.jsonl
     evaluation: dict[str, Any]  # empty where there is none yet
@@ -48,7 +47,7 @@ class Run:
         if not any("val/ensemble/accuracy" in record for record in self.records):
             notes.append("no validation" + (" (data.split=full)" if self.config.data.split == "full" else ""))
         if not self.evaluation:
-            notes.append(f"not evaluated: python -m dicedist.evaluate run={self.directory}")
+            notes.append(f"not evaluated: python -m dicedist.evaluate run={self.run}")
         if self.sets_not_found:
             notes.append(f"OOD sets not found: {', '.join(self.sets_not_found)}")
         return notes
@@ -66,17 +65,17 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """What can change a result but the seed."""
-        config, evaluation = self.config, self.evaluation
-        size = config.ensemble.size
-        assert isinstance(size, int)
+        config, evaluation, size = self.config, self.evaluation, self.config.num_members
         compares = "redundancy" in config.method.terms
-        plain = flat(asdict(config))
-        ignored = INDIFFERENT if compares else (*INDIFFERENT, "redundancy.")
+        ignored = SHOWN_OTHERWISE if compares else (*SHOWN_OTHERWISE, "redundancy.")
+        compared = {key: value for key, value in flatten(config).items() if not key.startswith(ignored)}
         return {
-            **{key: value for key, value in plain.items() if not key.startswith(ignored)},
-            **({"redundancy.delta": delta_for(config.redundancy, size)} if compares else {}),
+            **{key: value for key, value in compared.items() if scope_of(key) in (Scope.RESULT, Scope.LENGTH)},
+            **({"redundancy.delta": config.redundancy.delta_for(size)} if compares else {}),
             "data.name": f"folder {config.data.root}" if config.data.name == "folder" else config.data.name,
             "method.name": config.method.name,
+            "method.title": config.method.title or config.method.name,
+            "method.meaning": config.method.meaning or f"terms {json.dumps(config.method.terms)}",
             "terms": json.dumps(config.method.terms),
             "ensemble": f"{size}-{config.structure}",
             "average": evaluation.get("average", config.evaluate.average),
@@ -106,7 +105,7 @@ class Group:
 
     label: str
     style: int  # its colour and marker in every figure
-    runs: list[Run]
+    runs: list[Recorded]
 
     @property
     def settings(self) -> Settings:
@@ -136,39 +135,35 @@ class Group:
         return thinned([Point(epoch, y) for epoch, y in pooled if y is not None])
 
 
-def read_groups(directories: Sequence[Path]) -> list[Group]:
+def read_groups(runs: Sequence[Run]) -> list[Group]:
     """The runs, pooled; in the paper's order of methods, then by delta."""
-    distinct = {directory.resolve(): directory for directory in directories}
-    by_settings: dict[str, list[Run]] = {}
-    for run in map(read_run, distinct.values()):
-        by_settings.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
-    pooled = sorted(by_settings.values(), key=lambda runs: rank(runs[0].settings))
-    names = labels([runs[0].settings for runs in pooled])
+    distinct = {run.directory.resolve(): run for run in runs}
+    by_settings: dict[str, list[Recorded]] = {}
+    for recorded in map(read_run, distinct.values()):
+        by_settings.setdefault(json.dumps(recorded.settings, sort_keys=True), []).append(recorded)
+    pooled = sorted(by_settings.values(), key=lambda group: rank(group[0].settings))
+    names = labels([group[0].settings for group in pooled])
     return [
-        Group(label, style, sorted(runs, key=lambda run: run.config.seed))
-        for style, (label, runs) in enumerate(zip(names, pooled, strict=True))
+        Group(label, style, sorted(group, key=lambda recorded: recorded.config.seed))
+        for style, (label, group) in enumerate(zip(names, pooled, strict=True))
     ]
 
 
 def rank(settings: Settings) -> tuple[str, int, str, float]:
-    known = list(METHODS)
     name = settings["method.name"]
-    place = known.index(name) if name in known else len(known)
+    place = ORDER.index(name) if name in ORDER else len(ORDER)
     return settings["data.name"], place, name, settings.get("redundancy.delta", 0.0)
 
 
-def read_run(directory: Path) -> Run:
-    if not (directory / "config.yaml").is_file():
-        raise ValueError(f"{directory} is not a run: it has no config.yaml (runs are folders under runs/)")
+def read_run(run: Run) -> Recorded:
     try:
-        config = load_config(directory / "config.yaml")
+        config = run.config()
     except ValueError as error:
-        raise ValueError(f"{directory} is not a run of this version: {error}") from error
-    return Run(directory, config, read_records(directory), read_evaluation(directory), read_gallery(directory))
+        raise ValueError(f"{run} is not a run of this version: {error}") from error
+    return Recorded(run, config, read_records(run.records_file), read_evaluation(run), read_gallery(run))
 
 
-def read_records(directory: Path) -> list[dict[str, Any]]:
-    path = directory / "metrics.jsonl"
+def read_records(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
@@ -182,11 +177,11 @@ def read_records(directory: Path) -> list[dict[str, Any]]:
     return records
 
 
-def read_evaluation(directory: Path) -> dict[str, Any]:
-    path = directory / "evaluation.json"
+def read_evaluation(run: Run) -> dict[str, Any]:
+    path = run.result_file
     if not path.exists():
         return {}
-    again = f"python -m dicedist.evaluate run={directory} writes it anew"
+    again = f"python -m dicedist.evaluate run={run} writes it anew"
     try:
         evaluation = json.loads(path.read_text())
     except ValueError as error:
@@ -196,12 +191,12 @@ def read_evaluation(directory: Path) -> dict[str, Any]:
     return evaluation
 
 
-def read_gallery(directory: Path) -> dict[str, np.ndarray]:
-    path = directory / "gallery.safetensors"
+def read_gallery(run: Run) -> dict[str, np.ndarray]:
+    path = run.gallery_file
     try:
         return load_file(path) if path.exists() else {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={directory} writes it anew") from error
+        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it anew") from error
 
 
 def dig(values: Any, path: Iterable[str]) -> float | None:

@@ -7,8 +7,8 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, REDUNDANCY, Measure
 from dicedist.reporting import paper, svg
-from dicedist.reporting.labels import method_meaning, method_name
 from dicedist.reporting.markup import Section, best_of, cell, estimate, remark, table, unevaluated
 from dicedist.reporting.outside import common_sets, mean_auroc
 from dicedist.reporting.records import Group, Pooled
@@ -21,9 +21,7 @@ class Column:
     over: str  # the title of columns that stand side by side
     title: str
     read: Reading
-    higher: bool  # is better
-    decimals: int
-    scale: float = 1
+    measure: Measure
     praise: str = ""  # what is said of the best, for the few columns that are worth it
 
 
@@ -54,26 +52,33 @@ def section(groups: Sequence[Group]) -> Section | None:
 def columns(groups: Sequence[Group]) -> list[Column]:
     """Those in which some ensemble has a value."""
     sets = common_sets(groups)
+    accuracy, *others = [measure for measure in ENSEMBLE if measure.summary]
+    errors = next(measure for measure in DIVERSITY if measure.summary)
+    auroc = next(measure for measure in OOD if measure.summary)
     uncertainty = [
-        Column(title, when, of(part, name), False, decimals, scale, praise if part == "ensemble_tempered" else "")
-        for title, name, decimals, scale, praise in (
-            ("NLL, nats ↓", "nll", 3, 1, "lowest NLL after temperature"),
-            ("Brier ↓", "brier", 3, 1, ""),
-            ("ECE, 10⁻² ↓", "ece", 2, 100, ""),
-            ("TACE, 10⁻³ ↓", "tace", 2, 1000, ""),
+        Column(
+            f"{measure.heading}{measure.arrow}",
+            when,
+            of(part, measure.name),
+            measure,
+            f"lowest {measure.title} after temperature" if (measure.name, when) == ("nll", "after") else "",
         )
+        for measure in others
         for when, part in (("before", "ensemble"), ("after", "ensemble_tempered"))
     ]
+    right = f"{accuracy.heading}{accuracy.arrow}"
+    between = "between members"
+    detected = f"OOD {auroc.heading}{auroc.arrow}"
     known = [
-        Column("accuracy, % ↑", "ensemble", of("ensemble", "accuracy"), True, 2, 100, "most accurate, %"),
-        Column("accuracy, % ↑", "members", of("members", "accuracy"), True, 2, 100),
-        Column("accuracy, % ↑", "student", of("student", "accuracy"), True, 2, 100),
-        Column("accuracy, % ↑", "the paper's", lambda group: paper.accuracy(group.settings), True, 2),
+        Column(right, "ensemble", of("ensemble", accuracy.name), accuracy, f"most accurate, {accuracy.unit}"),
+        Column(right, "members", of("members", accuracy.name), accuracy),
+        Column(right, "student", of("student", accuracy.name), accuracy),
+        Column(right, "the paper's", lambda group: paper.accuracy(group.runs[0].config), accuracy),
         *uncertainty,
-        Column("between members", "ratio-error ↑", of("diversity", "ratio_error"), True, 3, 1, "highest ratio-error"),
-        Column("between members", "redundancy, nats ↓", lambda group: group.pooled(redundancy), False, 3),
-        Column("OOD AUROC, % ↑", "max softmax", auroc("max_softmax_tempered", sets), True, 2, 100, "best OOD AUROC, %"),
-        Column("OOD AUROC, % ↑", "DICE × w", auroc("dice_x_w_tempered", sets), True, 2, 100),
+        Column(between, errors.title + errors.arrow, of("diversity", errors.name), errors, f"highest {errors.title}"),
+        Column(between, REDUNDANCY.heading + REDUNDANCY.arrow, lambda group: group.pooled(redundancy), REDUNDANCY),
+        Column(detected, "max softmax", mean_over(sets, "max_softmax_tempered"), auroc, f"best OOD {auroc.heading}"),
+        Column(detected, "DICE × w", mean_over(sets, "dice_x_w_tempered"), auroc),
     ]
     return [column for column in known if any(column.read(group) is not None for group in groups)]
 
@@ -82,7 +87,7 @@ def of(*path: str) -> Reading:
     return lambda group: group.measure(*path)
 
 
-def auroc(score: str, sets: Sequence[str]) -> Reading:
+def mean_over(sets: Sequence[str], score: str) -> Reading:
     return lambda group: mean_auroc(group, sets, score)
 
 
@@ -105,14 +110,11 @@ def head(shown: Sequence[Column]) -> str:
 def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
     """Ensembles of one data set: only they compare."""
     values = [[column.read(group) for group in groups] for column in shown]
-    best = [
-        best_of(found, column.higher, column.decimals, column.scale)
-        for column, found in zip(shown, values, strict=True)
-    ]
+    best = [best_of(found, column.measure) for column, found in zip(shown, values, strict=True)]
     return [
-        f'<tr><th scope="row">{svg.key(group.style)}{escape(group.label)}</th><td>{len(group.evaluations)}</td>'
+        f'<tr><th scope="row">{svg.legend_key(group.style)}{escape(group.label)}</th><td>{len(group.evaluations)}</td>'
         + "".join(
-            cell(values[place][row], column.decimals, column.scale, best[place][row])
+            cell(values[place][row], column.measure.decimals, column.measure.scale, best[place][row])
             for place, column in enumerate(shown)
         )
         + "</tr>"
@@ -126,16 +128,16 @@ def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
     for column in shown:
         found = [(value, group) for group in groups if (value := column.read(group)) is not None]
         if column.praise and found:
-            value, group = (max if column.higher else min)(found, key=lambda pair: pair[0].mean)
-            figure = estimate(value, column.decimals, column.scale)
+            value, group = (max if column.measure.better == "higher" else min)(found, key=lambda pair: pair[0].mean)
+            figure = estimate(value, column.measure.decimals, column.measure.scale)
             parts.append(
                 f'<div class="tile"><span>{escape(column.praise)}</span><strong>{figure}</strong>'
-                f"<em>{svg.key(group.style)}{escape(group.label)}</em></div>"
+                f"<em>{svg.legend_key(group.style)}{escape(group.label)}</em></div>"
             )
     return f'<div class="tiles">{"".join(parts)}</div>'
 
 
 def glossary(groups: Sequence[Group]) -> str:
-    meanings = {method_name(group.settings): method_meaning(group.settings) for group in groups}
+    meanings = {group.settings["method.title"]: group.settings["method.meaning"] for group in groups}
     entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings.items())
     return f"<dl>{entries}</dl>"

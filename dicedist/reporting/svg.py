@@ -170,7 +170,7 @@ def marker(place: int, size: float) -> str:
     return MARKERS[(place + turn) % NUM_STYLES].format(*(f"{value:.3g}" for value in sizes))
 
 
-def key(place: int | None, hollow: bool = False, line: str = "") -> str:
+def legend_key(place: int | None, hollow: bool = False, line: str = "") -> str:
     """The line and marker of an ensemble, for a legend; `line` is a kind of line."""
     kind, shape = "hollow" if hollow else "mark", marker(place or 0, 4)
     return (

@@ -1,0 +1,277 @@
+"""The discriminator w: tells features of one input from features of two inputs of the same class.
+
+The paper's network takes the M slots side by side (all but two filled with zeros) and an embedding of the class, at
+the inputs of its first two layers, and has one output per class. The same function is computed here without the
+zeros: a slot's share of the first layer is applied once to each member's features and added up per pair, the
+embedding acts as a table with one row a class, and only the output of the class at hand is formed.
+tests/algorithm1.py has the literal network.
+
+Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X
+rows, H hidden.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dicedist.algorithm.adversary import Adversary, Features
+from dicedist.algorithm.blockwise import SLOPE, blockwise_gradients
+from dicedist.algorithm.memory import ClassMemory
+from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
+from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import RedundancyConfig
+
+EMBEDDING, HIDDEN, LAST = 64, 256, 100
+
+
+class PairClassifier(nn.Module):
+    """w itself. Unconditional redundancy is the same network for a single class without embedding."""
+
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int):
+        super().__init__()
+        embedding = EMBEDDING if num_classes > 1 else 0
+        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, HIDDEN))
+        self.embedding_KE = nn.Parameter(torch.empty(num_classes, embedding))
+        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
+        self.first_bias = nn.Parameter(torch.empty(HIDDEN))
+        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
+        self.second = nn.Linear(HIDDEN, HIDDEN)
+        self.third = nn.Linear(HIDDEN, LAST)
+        self.last = nn.Linear(LAST, num_classes)
+        self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
+
+    def initialise(self, first_inputs: int, second_inputs: int) -> None:
+        """As torch.nn.Linear and Embedding would for the literal layers."""
+        first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
+        for parameter in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
+            nn.init.uniform_(parameter, -first, first)
+        for tensor in (self.embedding_second_EH, self.second.weight, self.second.bias):
+            nn.init.uniform_(tensor, -second, second)
+        nn.init.normal_(self.embedding_KE)
+
+    def project(self, z_MBD: Tensor) -> Tensor:
+        """Each member's share of the first layer: any number of leading dimensions between M and D."""
+        return torch.bmm(z_MBD.flatten(1, -2), self.slots_MDH).unflatten(1, z_MBD.shape[1:-1])
+
+    def of_class(self, labels_B: Tensor) -> "ClassRows":
+        """What the class of each input adds to the layers."""
+        first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
+        second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
+        return ClassRows(first_KH[labels_B], second_KH[labels_B], self.last.weight[labels_B], self.last.bias[labels_B])
+
+    def logits(self, first_XBH: Tensor, of_class: "ClassRows") -> Tensor:
+        """log f = log w/(1-w) of rows of first-layer sums."""
+        hidden = F.leaky_relu(first_XBH, SLOPE)
+        hidden = F.leaky_relu(hidden @ self.second.weight.T + of_class.second_BH, SLOPE)
+        hidden = F.leaky_relu(self.third(hidden), SLOPE)
+        return torch.einsum("xbl,bl->xb", hidden, of_class.last_BL) + of_class.last_B
+
+    def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
+        """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant.
+
+        docs/choices.md, 13: the text of the paper has 1 - w, an appendix w.
+        """
+        first_MBH = self.project(means_MBD)
+        of_class = self.of_class(labels_B)
+        first_PBH = first_MBH[pairs_P2[:, 0]] + first_MBH[pairs_P2[:, 1]] + of_class.first_BH
+        return torch.sigmoid(-self.logits(first_PBH, of_class)).mean(0)
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    first_BH: Tensor
+    second_BH: Tensor
+    last_BL: Tensor
+    last_B: Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs of features laid out for w: a row of the first layer is stays[first] + moves[second].
+
+    The joint pairs' rows come first, then the product pairs'.
+    """
+
+    stays_YBH: Tensor
+    moves_ZBH: Tensor
+    plan: PairPlan
+    of_class: ClassRows
+    found_B: Tensor  # which inputs have a partner
+
+    def targets(self) -> tuple[Tensor, Tensor]:
+        """1 for joint rows, 0 for product rows; and weights, 0 for product rows of an input without partner."""
+        targets_XB = self.stays_YBH.new_zeros(len(self.plan.first_X), len(self.found_B))
+        targets_XB[: self.plan.num_joint] = 1
+        weights_XB = torch.ones_like(targets_XB)
+        weights_XB[self.plan.num_joint :] = self.found_B.to(weights_XB.dtype)
+        return targets_XB, weights_XB / weights_XB.sum()
+
+
+class Discriminator(Adversary):
+    """w and the class memory: Steps 2 and 3 of Algorithm 1."""
+
+    pairs_P2: Tensor
+
+    def __init__(
+        self,
+        config: RedundancyConfig,
+        num_members: int,
+        feature_dim: int,
+        num_classes: int,
+        conditional: bool,
+        seed: int,
+    ):
+        super().__init__()
+        self.config, self.seed, self.conditional = config, seed, conditional
+        self.num_members, self.num_classes = num_members, num_classes if conditional else 1
+        self.delta = config.delta_for(num_members)
+        self.network = PairClassifier(num_members, feature_dim, self.num_classes)
+        self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
+        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+
+    def redundancy_gradients(
+        self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """d(redundancy loss)/d(means) [M, B, D]; the scale gets none (docs/choices.md, 9)."""
+        draws = generator(labels_B.device, self.seed, "redundancy", *where)
+        labels_B = self.classes(labels_B)
+        means_MBD = features.means_MBD.detach().requires_grad_()
+        pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+        terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
+        estimate = torch.stack(list(terms.values())).sum()
+        weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
+        (gradients_MBD,) = torch.autograd.grad(weight * estimate, means_MBD)
+        return gradients_MBD, {"redundancy": estimate.detach()}
+
+    def redundancy(
+        self,
+        means_MBD: Tensor,
+        scales_MBD: Tensor,
+        labels_B: Tensor,
+        pairs_P2: Tensor,
+        now: Moment,
+        draws: torch.Generator,
+    ) -> dict[str, Tensor]:
+        """The chosen terms of the Donsker-Varadhan estimate, averaged over pairs (docs/choices.md, 2 and 7)."""
+        negatives = 0 if self.config.terms == "lhs" else self.config.negatives
+        compared = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
+        log_f_XB = self.clipped(self.logits(compared))
+        num_joint, found_B = compared.plan.num_joint, compared.found_B
+        terms = {}
+        if self.config.terms != "rhs":
+            terms["lhs"] = log_f_XB[:num_joint].mean()
+        if self.config.terms != "lhs":
+            # A batch without a single partner gives 0; -inf would turn the gradient into NaN.
+            product_PXB = log_f_XB[num_joint:].unflatten(0, (len(pairs_P2), -1)).masked_fill(~found_B, -1e4)
+            count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
+            log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
+            terms["rhs"] = -log_mean_P.mean() * found_B.any()
+        return terms
+
+    def clipped(self, logits: Tensor) -> Tensor:
+        return self.config.tau * torch.tanh(logits / self.config.tau)
+
+    def learn(
+        self,
+        optimizer: torch.optim.Optimizer,
+        features: Features,
+        labels_B: Tensor,
+        now: Moment,
+        where: tuple[int, int],
+    ) -> dict[str, Tensor]:
+        """Step 3: num_steps steps of w on new samples and partners, then the batch goes into the memory."""
+        labels_B = self.classes(labels_B)
+        for step in range(self.config.num_steps):
+            draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
+            pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+            compared = self.compare(
+                features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
+            )
+            targets_XB, weights_XB = compared.targets()
+            optimizer.zero_grad(set_to_none=True)
+            loss, logits_XB = self.differentiate(compared, targets_XB, weights_XB)
+            optimizer.step()
+        self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
+        right_XB = (logits_XB > 0) == (targets_XB > 0)
+        return {
+            "discriminator/loss": loss,
+            "discriminator/accuracy": (right_XB * weights_XB).sum(),
+            "discriminator/without_partner": (~compared.found_B).sum(),
+        }
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr)
+
+    def differentiate(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 3 and w's logits; the gradients are added to w's."""
+        if compared.stays_YBH.device.type == "cpu":
+            of_class, second, third, plan = compared.of_class, self.network.second, self.network.third, compared.plan
+            inputs = (
+                compared.stays_YBH, compared.moves_ZBH, of_class.second_BH, second.weight, third.weight, third.bias,
+                of_class.last_BL, of_class.last_B,
+            )  # fmt: skip
+            logits_XB, gradients = blockwise_gradients(*inputs, plan.first_X, plan.second_X, targets_XB, weights_XB)
+            torch.autograd.backward(inputs, gradients)
+        else:
+            logits_XB = self.logits(compared)
+            self.cross_entropy(logits_XB, targets_XB, weights_XB).backward()
+        logits_XB = logits_XB.detach()
+        return self.cross_entropy(logits_XB, targets_XB, weights_XB), logits_XB
+
+    @staticmethod
+    def cross_entropy(logits_XB: Tensor, targets_XB: Tensor, weights_XB: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
+
+    def logits(self, compared: Comparison) -> Tensor:
+        first_XBH = compared.stays_YBH[compared.plan.first_X] + compared.moves_ZBH[compared.plan.second_X]
+        return self.network.logits(first_XBH, compared.of_class)
+
+    def compare(
+        self,
+        means_MBD: Tensor,
+        scales_MBD: Tensor,
+        labels_B: Tensor,
+        pairs_P2: Tensor,
+        negatives: int,
+        now: Moment,
+        draws: torch.Generator,
+    ) -> Comparison:
+        """Samples of z, partners for product pairs, and the first layer applied to all of them once."""
+        num_samples = self.config.num_samples
+        z_MXBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
+        partners = Partners.of(labels_B, self.memory)
+        if negatives:
+            rows_XB = partners.draw(num_samples * negatives, draws)
+            pool_MQD = torch.cat([means_MBD, self.memory.means_MQD], dim=1)
+            pool_scales_MQD = torch.cat([scales_MBD, self.memory.scales_MQD], dim=1)
+            others_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
+            z_MXBD = torch.cat([z_MXBD, others_MXBD], dim=1)
+        plan = PairPlan.draw(pairs_P2, num_samples, negatives, draws)
+        of_class = self.network.of_class(labels_B)
+        first_MXBH = self.network.project(z_MXBD)
+        stays_MSBH = first_MXBH[:, :num_samples] + of_class.first_BH
+        return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, partners.found_B)
+
+    def sample(
+        self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
+    ) -> Tensor:
+        """z of [M, ..., D]; with num_samples, [M, S, ..., D]. The scale goes from 1 to the predicted one."""
+        if num_samples is not None:
+            means, scales = (values[:, None].expand(-1, num_samples, *values.shape[1:]) for values in (means, scales))
+        if self.config.scale == "none":
+            return means
+        noise = torch.randn(means.shape, generator=draws, device=draws.device)
+        if self.config.scale == "predicted":
+            noise = noise * (1 + now.covariance * (scales - 1))
+        return means + noise
+
+    @torch.no_grad()
+    def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
+        return self.network.independence(means_MBD, self.classes(labels_B), pairs_P2)
+
+    def classes(self, labels_B: Tensor) -> Tensor:
+        return labels_B if self.conditional else torch.zeros_like(labels_B)

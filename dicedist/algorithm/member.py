@@ -1,0 +1,79 @@
+"""A member of the ensemble: encoder, bottleneck head and classifier.
+
+Legend: B inputs, D features, K classes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dicedist.algorithm.networks import Network
+
+
+@dataclass
+class Encoding:
+    """What a member makes of one batch in training. A deterministic member has z = mean and no scale."""
+
+    mean_BD: Tensor
+    scale_BD: Tensor | None
+    z_BD: Tensor
+    logits_BK: Tensor
+    trunk_BCHW: Tensor | None = None  # what the features were read from, where the network has a split point
+
+
+class Bottleneck(nn.Module):
+    """The encoder's scale e^sigma(x) and the backward encoder's mean b(y); inference needs neither.
+
+    prior_rows: a mean for each class (VCEB) or a single one (VIB).
+    """
+
+    def __init__(self, feature_dim: int, prior_rows: int):
+        super().__init__()
+        self.scale = nn.Linear(feature_dim, feature_dim)
+        self.prior_KD = nn.Parameter(torch.randn(prior_rows, feature_dim))
+
+    def forward(self, mean_BD: Tensor) -> Tensor:
+        return F.softplus(self.scale(mean_BD))
+
+
+class Member(nn.Module):
+    """In a net the encoder reads images; in a branch it reads what the shared trunk made of them."""
+
+    def __init__(self, encoder: Network, num_classes: int, prior_rows: int):
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = nn.Linear(encoder.feature_dim, num_classes)
+        self.bottleneck = Bottleneck(encoder.feature_dim, prior_rows) if prior_rows else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits from the mean: inference."""
+        return self.classifier(self.encoder(inputs))
+
+    def encode(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
+        """Features and logits from one sample of z, by the reparameterisation trick."""
+        mean_BD, trunk_BCHW = self.encoder.read(inputs)
+        mean_BD = full(mean_BD)
+        scale_BD, z_BD = None, mean_BD
+        if self.bottleneck is not None:
+            assert noise_BD is not None
+            scale_BD = full(self.bottleneck(mean_BD))
+            z_BD = mean_BD + scale_BD * noise_BD
+        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW)
+
+
+class Encode(nn.Module):
+    """A member's `encode` as a module of its own, for what wraps modules."""
+
+    def __init__(self, member: Member):
+        super().__init__()
+        self.member = member
+
+    def forward(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
+        return self.member.encode(inputs, noise_BD)
+
+
+def full(values: Tensor) -> Tensor:
+    """Under autocast values leave a layer in half precision; what is sampled, sent and compared is float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

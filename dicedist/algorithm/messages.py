@@ -1,0 +1,64 @@
+"""What crosses between members in a step, and what the step asks of whoever carries it.
+
+Legend: M members, B inputs, D features.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Fields = dict[str, Tensor]  # what a member may send, each [B, width]
+FEATURES = ("mean", "scale")  # the fields that a discriminator may read
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Who must see which fields of whom, whatever rank they live on."""
+
+    widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
+    heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the fields that it must see
+    features: tuple[str, ...]  # the fields that the discriminator reads
+    compared: Sequence[int]  # of these members
+
+
+@dataclass
+class Gathered:
+    """What reached this rank: by member, the fields sent; and who was out of step (1) or not (0)."""
+
+    fields: dict[int, Fields]
+    out_of_step_M: Tensor
+
+    def stacked(self, name: str, members: Sequence[int]) -> Tensor:
+        """[members, B, the largest width], those with fewer features filled up with zeros."""
+        rows = [self.fields[member][name] for member in members]
+        width = max(row.shape[-1] for row in rows)
+        return torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[-1])) for row in rows])
+
+
+class Carrier(Protocol):
+    """The exchange between ranks, as the step sees it: dicedist.cluster.exchange, or one that stays in one process."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_members(self) -> int: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def compared(self) -> Sequence[int]: ...
+
+    def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered: ...
+
+    def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]: ...
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None: ...
+
+    def sum_over_replicas(self, values: Tensor) -> Tensor: ...
+
+    def replicated(self, module: nn.Module) -> nn.Module: ...

@@ -1,0 +1,21 @@
+"""Distillation, shared by the methods whose members learn from predictions: KD(s <- t) of docs/methods.md."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.algorithm.objectives import Objective
+
+
+class Distillation(Objective):
+    least = 2
+
+    def __init__(self, temperature: float):
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature} of a distillation: write a number above 0")
+        self.temperature = temperature
+
+    def distil(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
+        """T^2 KL(softmax(t/T) || softmax(s/T)), averaged over inputs; leading dimensions are summed."""
+        log_s_BK, log_t_BK = ((logits / self.temperature).log_softmax(-1) for logits in (student_BK, teacher_BK))
+        divergence = F.kl_div(log_s_BK, log_t_BK, reduction="sum", log_target=True)
+        return self.temperature**2 * divergence / student_BK.shape[-2]

@@ -1,0 +1,68 @@
+"""On-the-fly native ensemble (Lan et al., 2018): a gate mixes the members' logits into their teacher.
+
+sum CE_i + CE(z_e) + r sum KD(z_i <- z_e), z_e = sum_i g_i z_i, teacher constant; the gate
+g = softmax(ReLU(BN(Linear(pooled output of the trunk, M)))). Row i of the gate serves member i alone, so member i
+opens its own gate and sends the result, one float an input. In branches all rows read the one trunk: this is ONE's
+gate. In nets, which ONE does not have, row i reads the trunk of member i.
+
+Legend: M members, B inputs, C channels, K classes.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dicedist.algorithm.member import Encoding, full
+from dicedist.algorithm.networks import Network
+from dicedist.algorithm.objectives import Fields, View
+from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.schedules import Moment
+
+
+class Gate(nn.Module):
+    """Only ever used in training, so its batch norm keeps no running statistics."""
+
+    def __init__(self, trunk_dim: int, num_members: int):
+        super().__init__()
+        self.linear = nn.Linear(trunk_dim, num_members)
+        self.norm = nn.BatchNorm1d(num_members, track_running_stats=False)
+
+    def forward(self, pooled_BC: Tensor, member: int) -> Tensor:
+        row = slice(member, member + 1)
+        opened_B1 = F.linear(pooled_BC, self.linear.weight[row], self.linear.bias[row])
+        # By hand, because torch's batch norm refuses a batch of one, which an epoch may end with.
+        centred_B1 = opened_B1 - opened_B1.mean(0)
+        normalised_B1 = centred_B1 * (centred_B1.square().mean(0) + self.norm.eps).rsqrt()
+        return F.relu(normalised_B1 * self.norm.weight[row] + self.norm.bias[row])
+
+
+class Term(Distillation):
+    follows = ("ramp_up",)
+    sends = ("logits", "gate")
+
+    def check(self, networks: Sequence[Network]) -> None:
+        widths = {network.trunk_dim for network in networks}
+        if len(widths) > 1:
+            raise ValueError(
+                f"the gate needs trunks of one width, not {sorted(widths)}: leave out network.per_member, or "
+                "name networks of one family"
+            )
+
+    def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
+        return {"gate": Gate(networks[0].trunk_dim, len(networks))}
+
+    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
+        assert shared is not None and own.trunk_BCHW is not None
+        return {"gate": shared["gate"](full(own.trunk_BCHW.mean((2, 3))), index)}
+
+    def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
+        return {"gate": [1] * len(feature_dims)}
+
+    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+        gates_MB1 = view.rows("gate").softmax(0)
+        ensemble_BK = (gates_MB1 * view.rows("logits")).sum(0)
+        return {
+            "ensemble_cross_entropy": F.cross_entropy(ensemble_BK, view.labels_B),
+            "distillation": now.ramp_up * self.distil(view.own.logits_BK, ensemble_BK.detach()),
+        }

@@ -1,0 +1,24 @@
+"""Redundancy between members' features, equations 4 and 6 of the paper; with a student, among the others only.
+
+A member adds no loss of its own: the gradient comes from the discriminator, which reads everyone's features.
+"""
+
+from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.messages import FEATURES
+from dicedist.algorithm.objectives import AdversarialTerm
+from dicedist.config.schema import RedundancyConfig
+
+
+class Term(AdversarialTerm):
+    follows = ("ramp_up", "covariance", "delta")
+
+    def __init__(self, conditional: bool):
+        self.conditional = conditional
+
+    def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
+        return FEATURES if settings.scale == "predicted" else ("mean",)
+
+    def build_adversary(
+        self, settings: RedundancyConfig, num_members: int, feature_dim: int, num_classes: int, seed: int
+    ) -> Discriminator:
+        return Discriminator(settings, num_members, feature_dim, num_classes, self.conditional, seed)

@@ -1,0 +1,16 @@
+"""Variational information bottleneck, equation 8 of the paper: VCEB with one backward mean for all classes."""
+
+from torch import Tensor
+
+from dicedist.algorithm.objectives import vceb
+from dicedist.algorithm.schedules import Moment
+
+
+class Term(vceb.Term):
+    prior = "shared"
+
+    def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
+        return prior_KD
+
+    def weight(self, now: Moment) -> float:
+        return now.compression_ib

@@ -1,0 +1,25 @@
+"""Every random draw of a run, keyed by (seed, purpose, ...): no generator state is carried from step to step."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import torch
+
+
+def seed_for(seed: int, purpose: str, *where: int) -> int:
+    """A 63-bit seed for one draw: the same on every rank, every platform, every resume."""
+    text = "/".join(map(str, (seed, purpose, *where)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(device: torch.device | str, seed: int, purpose: str, *where: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed_for(seed, purpose, *where))
+
+
+@contextlib.contextmanager
+def initialising(seed: int, purpose: str, *where: int) -> Iterator[None]:
+    """Inside, torch's global CPU generator is keyed, for layers that draw their own initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed_for(seed, purpose, *where))
+        yield

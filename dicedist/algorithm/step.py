@@ -1,0 +1,225 @@
+"""One step of Algorithm 1, over the parts that this rank hosts.
+
+    members     encode ──┐                    ┌── backward, SGD step ── encode the next batch ...
+                       gather              scatter
+    w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
+
+The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its
+own it learns while the members run backward and the next forward, and beside members while they run backward.
+Methods on predictions have no w: the gather brings each member what its peers predict.
+
+Legend: M members, B inputs, D features.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.member import Encode, Encoding
+from dicedist.algorithm.messages import Carrier, Fields, Gathered
+from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.objectives import Method, View
+from dicedist.algorithm.parts import Hosted, Part
+from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.schedules import Moment, Schedules
+
+Values = dict[str, Tensor]  # named scalars, on the device until someone logs them
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step tells of itself; all of it stays on the device."""
+
+    values: Values
+    out_of_step_M: Tensor  # 1 for a member whose batch was not this rank's
+
+
+class Step:
+    def __init__(
+        self,
+        method: Method,
+        hosted: Hosted,
+        exchange: Carrier,
+        schedules: Schedules,
+        steps_per_epoch: int,
+        seed: int,
+        precision: str = "fp32",
+        sync_batch_norm: bool = False,
+        records_graphs: bool = False,
+    ):
+        """sync_batch_norm: over all replicas of a member. records_graphs: compiled stages become CUDA graphs."""
+        self.method, self.hosted, self.exchange = method, hosted, exchange
+        self.schedules, self.steps_per_epoch, self.seed = schedules, steps_per_epoch, seed
+        self.num_members, self.replicas, self.device = exchange.num_members, exchange.replicas, exchange.device
+        self.precision = AUTOCAST[precision]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        if sync_batch_norm and self.replicas > 1:
+            for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
+                synchronise(part.module, exchange.sum_over_replicas)
+        self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
+        self.records_graphs = records_graphs
+        self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
+
+    def __call__(self, batch: Batch) -> Outcome:
+        now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)
+        encodings = self.encode(batch)
+        fields = self.fields(encodings)
+        gathered = self.exchange.gather(fields, batch.size, self.mark(batch))
+        features = self.features(gathered)
+        gradients_MBD, values = self.redundancy_gradients(features, batch, now)
+        mine = self.exchange.scatter(gradients_MBD, batch.size)
+        views = self.views(encodings, fields, gathered, batch.labels_B)
+        with self.beside_members():
+            values |= self.learn(features, batch, now)
+        values |= self.descend(views, mine, len(batch.labels_B) / batch.size, now)
+        self.join()
+        return Outcome(values, gathered.out_of_step_M)
+
+    @contextlib.contextmanager
+    def beside_members(self) -> Iterator[None]:
+        """Inside, a GPU that holds w and members works on a second stream: w learns while members run backward."""
+        if not self.shares_gpu:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.side):
+            yield
+
+    @functools.cached_property
+    def side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def join(self) -> None:
+        """What follows on the device sees what w has learnt, and may use the memory of what it learnt from."""
+        if self.shares_gpu:
+            torch.cuda.current_stream(self.device).wait_stream(self.side)
+
+    def encode(self, batch: Batch) -> dict[int, Encoding]:
+        """Each member hosted here sees the batch, through the trunk where there is one (run once for all of them)."""
+        encodings = {}
+        if self.records_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # graphs may write over what they gave to the step before
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
+            for nth, member in enumerate(self.hosted.members):
+                seen = inputs[min(nth, len(inputs) - 1)]
+                encodings[member] = self.encoders[member](seen, self.noise(batch, member))
+        return encodings
+
+    def noise(self, batch: Batch, member: int) -> Tensor | None:
+        """On z, the same for an input whichever replica sees it; a deterministic member has none."""
+        if self.hosted.member(member).bottleneck is None:
+            return None
+        draws = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
+        width = self.hosted.member(member).encoder.feature_dim
+        return torch.randn(batch.size, width, generator=draws, device=self.device)[batch.rows]
+
+    def through_trunk(self, trunk: Part, views: Sequence[Tensor]) -> list[Tensor]:
+        shared = [trunk.module(view) for view in views]
+        if self.method.averages_trunk:
+            for output in shared:
+                output.register_hook(lambda gradient: gradient / self.num_members)
+        return shared
+
+    def fields(self, encodings: Mapping[int, Encoding]) -> dict[int, Fields]:
+        shared = self.hosted.shared_modules
+        return {member: self.method.fields(member, self.num_members, own, shared) for member, own in encodings.items()}
+
+    def mark(self, batch: Batch) -> Tensor:
+        checksum = torch.tensor([batch.checksum])
+        return checksum.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else checksum
+
+    def features(self, gathered: Gathered) -> Features | None:
+        if self.hosted.w is None:
+            return None
+        compared = self.exchange.compared
+        means_MBD = gathered.stacked("mean", compared)
+        sent = all("scale" in gathered.fields[member] for member in compared)
+        return Features(means_MBD, gathered.stacked("scale", compared) if sent else torch.ones_like(means_MBD))
+
+    def redundancy_gradients(
+        self, features: Features | None, batch: Batch, now: Moment
+    ) -> tuple[Tensor | None, Values]:
+        if self.hosted.w is None or features is None:
+            return None, {}
+        where = (batch.epoch, batch.step_in_epoch)
+        with self.precision_of_w():
+            return self.hosted.w.redundancy_gradients(features, batch.labels_B, now, where)
+
+    def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
+        if self.hosted.w is None or self.hosted.discriminator is None or features is None:
+            return {}
+        where = (batch.epoch, batch.step_in_epoch)
+        with self.precision_of_w():
+            return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
+
+    def precision_of_w(self) -> torch.autocast:
+        """bf16 on a GPU where members use it; never fp16, whose range log f may leave, as its gradients do."""
+        halved = self.device.type == "cuda" and self.precision == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
+
+    def views(
+        self,
+        encodings: Mapping[int, Encoding],
+        fields: Mapping[int, Fields],
+        gathered: Gathered,
+        labels_B: Tensor,
+    ) -> list[View]:
+        everyone, size = gathered.fields, self.num_members
+        return [
+            View(member, size, self.hosted.member(member), own, labels_B, everyone | {member: fields[member]})
+            for member, own in encodings.items()
+        ]
+
+    def descend(
+        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
+    ) -> Values:
+        """Backward from every member's (loss, mean) with (1, redundancy gradient), then a step of everything hosted.
+
+        share: of the batch, seen by this rank. A member's gradient is the mean over its replicas, so that each counts
+        for the inputs it saw.
+        """
+        values: Values = {}
+        heads: list[Tensor] = []
+        seeds: list[Tensor | None] = []
+        for view in views:
+            losses = self.method.losses(view, now)
+            loss = torch.stack(list(losses.values())).sum()
+            heads.append(self.scaler.scale(self.replicas * share * loss))
+            seeds.append(None)
+            if view.index in redundancy_gradients:
+                heads.append(view.own.mean_BD)
+                seeds.append(self.scaler.scale(self.replicas * redundancy_gradients[view.index]))
+            right_B = view.own.logits_BK.argmax(1) == view.labels_B
+            named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
+            values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}
+        if heads:
+            torch.autograd.backward(heads, seeds)
+            values |= self.update(now)
+        return values
+
+    def update(self, now: Moment) -> Values:
+        self.exchange.sum_gradients(self.hosted.common_parameters)
+        for part in self.hosted.learners:
+            self.scaler.unscale_(part.optimizer)
+        norms = {f"member_{i}/gradient_norm": gradient_norm(p.module) for i, p in self.hosted.members.items()}
+        for part in self.hosted.learners:
+            for group in part.optimizer.param_groups:
+                group["lr"] = now.learning_rate
+            self.scaler.step(part.optimizer)
+            part.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update()
+        return norms
+
+
+def gradient_norm(module: nn.Module) -> Tensor:
+    """Over all parameters; 0 where it is not finite, as in a step that fp16 leaves out."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return torch.nan_to_num(nn.utils.get_total_norm(gradients), nan=0.0, posinf=0.0)

@@ -1,0 +1,26 @@
+"""The step of one rank: the parts that the placement gives it, and the exchange that joins them to the others."""
+
+from dicedist.algorithm.build import build_hosted, build_step, feature_dims
+from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.step import Step
+from dicedist.cluster.exchange import Exchange
+from dicedist.cluster.placement import Placement
+from dicedist.cluster.world import World
+from dicedist.config.schema import Config
+
+
+def assemble(
+    config: Config,
+    placement: Placement,
+    world: World,
+    num_classes: int,
+    steps_per_epoch: int,
+    kind: type[Step] = Step,
+) -> tuple[Step, Exchange]:
+    """All ranks call, for the groups of the exchange are made here."""
+    method, size = Method(config.method), placement.num_members
+    members, hosts_w = placement.members_on(world.rank), world.rank == placement.discriminator
+    hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
+    traffic = method.traffic(feature_dims(config, size), num_classes, config.redundancy)
+    exchange = Exchange.between(placement, world.rank, world.device, traffic)
+    return build_step(config, hosted, exchange, steps_per_epoch, kind), exchange

@@ -1,0 +1,101 @@
+"""Records and agreements between all ranks, on the host: what a run needs beside the tensors of a step."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dicedist.cluster.heartbeat import between_ranks
+from dicedist.cluster.placement import REPORTER
+
+Record = dict[str, Any]  # whatever JSON can hold
+
+
+class Control:
+    """All ranks call each method together. In a single process there is nobody to speak to, and nothing is sent."""
+
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank keeps the records and speaks."""
+        return self.rank == REPORTER
+
+    def agree(self, flag: int) -> int:
+        """All ranks call; each gets the largest flag."""
+        return self.agree_later(flag)()
+
+    def agree_later(self, flag: int) -> Callable[[], int]:
+        """All ranks call, and none waits: each gets a function that waits for the largest flag."""
+        if self.world_size == 1:
+            return lambda: flag
+        largest = torch.tensor([flag])
+        with between_ranks():
+            work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
+
+        def wait() -> int:
+            with between_ranks():
+                work.wait()
+            return int(largest)
+
+        return wait
+
+    def barrier(self) -> None:
+        """All ranks call; none goes on before the last has come."""
+        self.agree(0)
+
+    def tell(self, record: Record) -> Record:
+        """All ranks call; each receives the record of the reporter."""
+        if self.world_size == 1:
+            return record
+        text = encoded(record)
+        length = torch.tensor([len(text)])
+        with between_ranks():
+            dist.broadcast(length, src=REPORTER)
+            told = text if self.reports else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(told, src=REPORTER)
+        return decoded(told)
+
+    def report(self, record: Record) -> list[Record]:
+        """All ranks call with a record; the reporter receives all of them, the others none."""
+        if self.world_size == 1:
+            return [record]
+        text = encoded(record)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        with between_ranks():
+            dist.all_gather(sizes, torch.tensor([len(text)]))
+            padded = torch.nn.functional.pad(text, (0, int(max(sizes)) - len(text)))
+            received = [torch.empty_like(padded) for _ in sizes] if self.reports else None
+            dist.gather(padded, received, dst=REPORTER)
+        return [decoded(row[:size]) for row, size in zip(received or [], sizes, strict=False)]
+
+    def collect(
+        self, own: Mapping[int, Tensor], like: Sequence[tuple[int, ...]], hosts: Sequence[int]
+    ) -> list[Tensor] | None:
+        """All ranks call with a CPU tensor for each member that they host; the reporter receives every member's.
+
+        like: the shapes of all members' tensors. hosts: the rank that sends for each member.
+        """
+        received: list[Tensor] = []
+        with between_ranks():
+            for member, host in enumerate(hosts):
+                if host == self.rank == REPORTER:
+                    received.append(own[member])
+                elif host == self.rank:
+                    dist.send(own[member].contiguous(), dst=REPORTER)
+                elif self.reports:
+                    received.append(torch.empty(like[member]))
+                    dist.recv(received[-1], src=host)
+        return received if self.reports else None
+
+
+def encoded(record: Record) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
+
+
+def decoded(text: Tensor) -> Record:
+    return json.loads(bytes(text.tolist()))

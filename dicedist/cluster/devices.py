@@ -1,0 +1,81 @@
+"""The device of this rank, and whether there is room on it. Whoever else uses it is told with numbers."""
+
+import os
+import shutil
+
+import torch
+
+GIB, MIB = 2**30, 2**20
+LEAST_GPU = 1 * GIB  # CUDA's context and a ResNet-8 with its batch; less is surely taken by someone else
+LEAST_SHARED = 16 * MIB  # a rank, for NCCL's buffers
+SHARED = "/dev/shm"
+
+
+def pick_device() -> torch.device:
+    """The GPU of this rank, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    ranks_here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks_here > gpus:
+        raise ValueError(
+            f"{ranks_here} ranks on this node but {gpus} GPUs: torchrun --nproc_per_node={gpus} "
+            "(members are dealt over them), or CUDA_VISIBLE_DEVICES= to use the CPU"
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    refuse_taken(device)
+    if ranks_here > 1:
+        refuse_small_shared_memory(ranks_here)
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    return device
+
+
+def device_named(name: str) -> torch.device:
+    """auto | cpu | cuda, of a command that is no rank."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: torch finds no GPU here, write device=cpu")
+    return pick_device() if name == "auto" else torch.device(name)
+
+
+def refuse_taken(device: torch.device) -> None:
+    free, total = torch.cuda.mem_get_info(device)
+    if free < LEAST_GPU:
+        raise ValueError(
+            f"{gpu_name(device)} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, other processes hold the rest: "
+            "end them (nvidia-smi lists them), or choose other GPUs with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def refuse_small_shared_memory(ranks_here: int) -> None:
+    """A container has 64 MiB of it unless told otherwise."""
+    free, needed = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else 0, ranks_here * LEAST_SHARED
+    if free < needed:
+        raise ValueError(
+            f"{SHARED} has {free / MIB:.0f} MiB free, {ranks_here} ranks need {needed / MIB:.0f}: docker run "
+            "--shm-size=1g, or on Kubernetes an emptyDir with medium: Memory mounted there"
+        )
+
+
+def refuse_compile(how: bool | str) -> None:
+    """Where it cannot work: before anything is built."""
+    compiler = os.environ.get("CXX", "g++")
+    if how == "graphs" and not torch.cuda.is_available():
+        raise ValueError("compile=graphs records CUDA graphs, and there is no GPU here: write compile=true")
+    if how and shutil.which(compiler) is None:
+        raise ValueError(f"compile={str(how).lower()} needs the compiler {compiler}: install it or leave compile out")
+
+
+def too_small(device: torch.device) -> str:
+    """What to say when its memory did not suffice."""
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.max_memory_reserved(device)
+    others = max(0, total - free - torch.cuda.memory_reserved(device))
+    return (
+        f"{gpu_name(device)} has {total / GIB:.1f} GiB: this run took up to {ours / GIB:.1f}, others hold "
+        f"{others / GIB:.1f}, and more was needed; lower batch_size, write precision=bf16, or use more GPUs"
+    )
+
+
+def gpu_name(device: torch.device) -> str:
+    return f"GPU {device.index} ({torch.cuda.get_device_name(device)})"

@@ -1,0 +1,273 @@
+"""The messages of a step between the ranks that host its parts.
+
+One step, with the discriminator w on a rank of its own (a member beside w sends nothing, its tensors are handed over):
+
+    member 0  --- mean, scale, checksum --->            --- d loss / d mean --->  member 0
+    member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
+    ...                       gather                          scatter              ...
+
+Methods on predictions send logits (and a gate, queries, keys) to the ranks that host their listeners instead, in the
+same gather; independent ones send nothing. A message goes from one rank straight to another (grouped send and receive,
+which NCCL and gloo both have): a rank never receives what it does not need. A member with replicas sends from each of
+them the rows of the batch that it saw; w receives all, a listener's replica those of the same inputs.
+
+Legend: M members, B inputs, D features, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dicedist.algorithm.batch import share
+from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
+from dicedist.cluster.heartbeat import between_ranks
+from dicedist.cluster.placement import Placement
+
+Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, member, replica elsewhere) -> fields
+
+
+@dataclass
+class Exchange:
+    """The messages of this rank. In a single process every host is this rank, so nothing is ever sent."""
+
+    placement: Placement
+    rank: int
+    device: torch.device
+    widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
+    routes: Routes
+    compared: Sequence[int]  # the members whose features w reads
+    member_group: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
+    sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def between(cls, placement: Placement, rank: int, device: torch.device, traffic: Traffic) -> Self:
+        """All ranks call: the groups of the ranks that host members are made here."""
+        return cls(
+            placement,
+            rank,
+            device,
+            traffic.widths,
+            routes(placement, traffic),
+            traffic.compared,
+            group_of(placement.member_ranks),
+            replica_group(placement),
+        )
+
+    @property
+    def num_members(self) -> int:
+        return self.placement.num_members
+
+    @property
+    def replicas(self) -> int:
+        return self.placement.replicas
+
+    def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered:
+        """Hosts of members call with their members' fields; each rank receives those of its routes.
+
+        size: of the whole batch. mark: its checksum, int64 [1], which every rank computes for itself and compares with
+        the senders'.
+        """
+        self.finish_sending()
+        placement, sends, receives = self.placement, [], {}
+        mine = placement.replica_on(self.rank)
+        packed: dict[tuple[int, tuple[str, ...]], Tensor] = {}
+        for (receiver, member, replica), names in self.routes.items():
+            if member in own and replica == mine:
+                if (member, names) not in packed:
+                    packed[member, names] = pack([own[member][name] for name in names], mark)
+                sends.append((receiver, packed[member, names]))
+            elif receiver == self.rank:
+                floats = checksum_floats() + self.floats(member, replica, names, size)
+                receives[member, replica] = torch.empty(floats, device=self.device)
+        self.transfer(sends, [(placement.hosts[member][at], message) for (member, at), message in receives.items()])
+        gathered = {member: {name: value.detach() for name, value in fields.items()} for member, fields in own.items()}
+        out_of_step_M = torch.zeros(placement.num_members, dtype=torch.int64, device=self.device)
+        received: dict[int, list[Fields]] = {}
+        for (member, replica), message in receives.items():
+            received.setdefault(member, []).append(self.unpack(message, member, replica, size))
+            out_of_step_M[member] |= (message[: checksum_floats()].view(torch.int64) != mark)[0]
+        for member, rows in received.items():
+            whole = {name: torch.cat([fields[name] for fields in rows]) for name in rows[0]} if rows[1:] else rows[0]
+            gathered[member] = whole
+        return Gathered(gathered, out_of_step_M)
+
+    def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]:
+        """The rank of w calls with a gradient for each compared member; hosts receive their rows of their members'."""
+        source, replicas = self.placement.discriminator, self.placement.replicas
+        if source is None:
+            return {}
+        widths, own, sends, receives = self.widths["mean"], {}, [], []
+        for place, member in enumerate(self.compared):
+            for replica, host in enumerate(self.placement.hosts[member]):
+                rows = share(size, replicas, replica)
+                if source == self.rank:
+                    assert gradients_MBD is not None
+                    gradient = gradients_MBD[place, rows, : widths[member]].contiguous()
+                    if host == self.rank:
+                        own[member] = gradient
+                    else:
+                        sends.append((host, gradient))
+                elif host == self.rank:
+                    own[member] = torch.empty(rows.stop - rows.start, widths[member], device=self.device)
+                    receives.append((source, own[member]))
+        self.transfer(sends, receives)
+        return own
+
+    def transfer(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
+        """Post all at once; wait for what comes in. What goes out is waited for at the next gather."""
+        if not sends and not receives:
+            return
+        messages = [message for _, message in sends + receives]
+        operations = [dist.P2POp(dist.isend, message, to) for to, message in sends]
+        operations += [dist.P2POp(dist.irecv, message, source) for source, message in receives]
+        with between_ranks():
+            works = dist.batch_isend_irecv(operations)
+        if len(works) != len(messages):  # NCCL gives one work for the whole group: waiting orders streams, not the host
+            return self.wait(works)
+        self.sending += list(zip(works[: len(sends)], messages[: len(sends)], strict=True))
+        self.wait(works[len(sends) :])
+
+    def finish_sending(self) -> None:
+        self.wait([work for work, _ in self.sending])
+        self.sending.clear()
+
+    def wait(self, works: Sequence[dist.Work]) -> None:
+        with between_ranks():
+            for work in works:
+                work.wait()
+
+    def floats(self, member: int, replica: int, names: Sequence[str], size: int) -> int:
+        rows = share(size, self.placement.replicas, replica)
+        return (rows.stop - rows.start) * sum(self.widths[name][member] for name in names)
+
+    def unpack(self, message: Tensor, member: int, replica: int, size: int) -> Fields:
+        names = self.routes[self.rank, member, replica]
+        values = message[checksum_floats() :].split([self.floats(member, replica, [name], size) for name in names])
+        return {name: value.view(-1, self.widths[name][member]) for name, value in zip(names, values, strict=True)}
+
+    def replicated(self, module: nn.Module) -> nn.Module:
+        """The ranks of one member call: its gradients become the mean over them while backward runs."""
+        if self.replica_group is None:
+            return module
+        devices = [self.device] if self.device.type == "cuda" else None
+        with between_ranks():
+            return DistributedDataParallel(
+                module,
+                device_ids=devices,
+                process_group=self.replica_group,
+                broadcast_buffers=False,  # only those of the first replica are ever read
+                gradient_as_bucket_view=True,
+            )
+
+    def sum_over_replicas(self, values: Tensor) -> Tensor:
+        """The ranks of one member call, in forward and again in backward; each gets the sum, differentiable."""
+        return SumOverRanks.apply(values, self.replica_group)
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Every host of members calls; each gets the sum over members, which is what trains a thing they share, of the
+        mean over replicas."""
+        if self.member_group is None or not parameters:
+            return
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        with between_ranks():
+            dist.all_reduce(flat, group=self.member_group)
+        flat /= self.placement.replicas
+        summed = flat.split([gradient.numel() for gradient in gradients])
+        for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
+            # Into the old tensor: a fused optimiser wants it in the memory order of the weights (channels_last).
+            parameter.grad = gradient.copy_(total.view_as(gradient))
+
+    def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0) -> dict[str, int]:
+        """What all ranks together send in one step of a batch of that size.
+
+        num_common: parameters that the hosts of members sum the gradients of, counted as a ring moves them; num_own:
+        all members' own, which their replicas sum.
+        """
+        placement = self.placement
+        features, predictions = (
+            sum(
+                self.floats(member, replica, [name for name in names if (name in FEATURES) == of_w], size)
+                for (_, member, replica), names in self.routes.items()
+            )
+            for of_w in (True, False)
+        )
+        floats = {
+            "features": features,
+            "gradients": sum(
+                self.floats(member, replica, ["mean"], size)
+                for member in (self.compared if placement.discriminator is not None else ())
+                for replica, host in enumerate(placement.hosts[member])
+                if host != placement.discriminator
+            ),
+            "predictions": predictions,
+            "checksums": checksum_floats() * len(self.routes),
+            "shared gradients": 2 * (len(placement.member_ranks) - 1) * num_common,
+            "gradients of replicas": 2 * (placement.replicas - 1) * num_own,
+        }
+        return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count}
+
+
+def pack(values: Sequence[Tensor], mark: Tensor) -> Tensor:
+    """One flat message of torch's default float, which begins with the bits of the checksum."""
+    dtype = torch.get_default_dtype()
+    return torch.cat([mark.view(dtype)] + [value.detach().to(dtype).flatten() for value in values])
+
+
+def checksum_floats() -> int:
+    """The int64 of a checksum, counted in floats of a message."""
+    return torch.int64.itemsize // torch.get_default_dtype().itemsize
+
+
+def routes(placement: Placement, traffic: Traffic) -> Routes:
+    """Which rank receives what of which member: what w reads, and what the members hosted there must hear."""
+    found = {}
+    for rank in range(placement.world_size):
+        for member, hosts in enumerate(placement.hosts):
+            reads = rank == placement.discriminator and member in traffic.compared
+            heard = [traffic.heard[listener, member] for listener in placement.members_on(rank)]
+            for replica, host in enumerate(hosts):
+                same_rows = heard if replica == placement.replica_on(rank) else []
+                names = dict.fromkeys(n for fields in [traffic.features if reads else (), *same_rows] for n in fields)
+                if names and rank != host:
+                    found[rank, member, replica] = tuple(names)
+    return found
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """All ranks call. None for a group of one, and on ranks outside of it."""
+    with between_ranks():
+        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def replica_group(placement: Placement) -> dist.ProcessGroup | None:
+    """All ranks call; each gets the group of the member that it holds a replica of."""
+    groups = [group_of(hosts) for hosts in placement.hosts] if placement.replicas > 1 else []
+    return next((group for group in groups if group is not None), None)
+
+
+class SumOverRanks(torch.autograd.Function):
+    """All ranks of a group: the sum of everyone's values, whose derivative is the sum of everyone's gradients."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return summed(values, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return summed(gradient, context.group), None
+
+
+def summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = values.clone()
+    with between_ranks():
+        dist.all_reduce(total, group=group)
+    return total

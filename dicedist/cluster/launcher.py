@@ -1,0 +1,135 @@
+"""The wrapper of torchrun behind `dicedist.launch`: restarts, exit codes, a store on loopback, limits on silence."""
+
+import os
+
+# Of this process, and read when torch is imported: it would print its stack for every node that is not there yet.
+RANKS_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+import argparse
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import DistError, TCPStore
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER
+from dicedist.cluster.world import own_address_to
+
+POLL = 5.0  # seconds
+DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+
+
+class Loopback(StaticTCPRendezvous):
+    """A rendezvous of one node, with itself."""
+
+    def __init__(self, parameters: RendezvousParameters):
+        listener = socket.create_server(("127.0.0.1", 0))
+        address, port = listener.getsockname()
+        super().__init__(address, port, rank=0, world_size=1, run_id=parameters.run_id, timeout=60)
+        limit = timedelta(seconds=60)
+        self._store = TCPStore(address, port, 1, True, limit, multi_tenant=True, master_listen_fd=listener.detach())
+
+    def get_backend(self) -> str:
+        return "loopback"
+
+
+def main(arguments: Sequence[str]) -> int:
+    logging.disable()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = RANKS_LOG_LEVEL
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options = torchrun.parse_args([*DEFAULTS, *arguments])
+    if options.nnodes in ("1", "1:1"):
+        rendezvous_handler_registry.register("loopback", Loopback)
+        options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
+        options.rdzv_id = str(uuid.uuid4())
+    else:
+        # torchrun would take the host's name, which other nodes may not know.
+        first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
+        options.local_addr = options.local_addr or own_address_to(first)
+        if sys.platform == "linux":
+            threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
+        os.environ[LAUNCHER] = folder
+        try:
+            torchrun.run(options)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
+            return EXIT_FAULT
+        except (RendezvousError, DistError, socket.gaierror) as error:
+            print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
+            return worst([*codes(folder), EXIT_FAULT])
+        except SignalException as error:
+            ended = len(codes(folder)) == torchrun.determine_local_world_size(options.nproc_per_node)
+            return worst(codes(folder)) if ended else 128 + error.sigval
+        return worst(codes(folder))
+
+
+def notice_cut_links(seconds: int) -> None:
+    """torch waits for a store's answer without a limit; the system breaks a connection on which nothing arrives."""
+    while True:
+        limit_silence(seconds)
+        time.sleep(POLL)
+
+
+def limit_silence(seconds: int) -> None:
+    """On every connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                connection = socket.socket(fileno=int(name))
+                try:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+                finally:
+                    connection.detach()  # it belongs to someone else
+
+
+def read_timeout(options: argparse.Namespace) -> int:
+    """Seconds that a node's store may take to answer, by torchrun's own setting."""
+    settings = dict(word.partition("=")[::2] for word in options.rdzv_conf.split(","))
+    return int(settings.get("read_timeout", 60))
+
+
+def unmet(options: argparse.Namespace, error: Exception) -> str:
+    """Why the nodes are not together, or no longer."""
+    where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    if isinstance(error, RendezvousTimeoutError):
+        return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
+    reason = str(error.__cause__ or error).splitlines()[0]
+    return (
+        f"no connection to the nodes' meeting point {where} ({reason}): --rdzv-endpoint is HOST:PORT of the first "
+        "node, the same on all, where nothing else listens and the others are let in"
+    )
+
+
+def codes(folder: str) -> list[int]:
+    """What the ranks of this node left behind; one that was killed over it left an empty file."""
+    return [int(text) for path in Path(folder).iterdir() if (text := path.read_text())]
+
+
+def worst(codes: Sequence[int]) -> int:
+    return next((code for code in (EXIT_FAULT, EXIT_USER, EXIT_STOPPED) if code in codes), 0)
+
+
+def ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name

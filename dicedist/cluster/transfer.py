@@ -1,0 +1,40 @@
+"""Files between nodes that share no folder, through the store of the group.
+
+Rank 0 keeps the folder of a run. A rank that does not see it puts the files of its parts into the store, and takes from
+it the files that it continues from.
+"""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+PIECE = 2**22  # bytes: a store takes values of 8 MiB at most
+
+
+class FileTransfer:
+    """store: a connection of its own, as `take` waits for what is not there yet."""
+
+    def __init__(self, store: dist.Store):
+        self.store = store
+
+    def put(self, path: Path) -> None:
+        """Under the file's name; what was there goes."""
+        data = path.read_bytes()
+        pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+        for nth, piece in enumerate(pieces):
+            self.store.set(store_key(path.name, nth), piece)  # type: ignore[arg-type]  # torch takes bytes too
+        self.store.set(store_key(path.name), str(len(pieces)))
+
+    def take(self, path: Path, keep: bool = False) -> None:
+        """The file that was put under this name; keep: others take it too."""
+        count = int(self.store.get(store_key(path.name)))
+        with path.open("wb") as file:
+            for nth in range(count):
+                file.write(self.store.get(store_key(path.name, nth)))
+        if not keep:
+            for taken in [store_key(path.name), *(store_key(path.name, nth) for nth in range(count))]:
+                self.store.delete_key(taken)
+
+
+def store_key(name: str, nth: int | None = None) -> str:
+    return f"file/{name}" if nth is None else f"file/{name}/{nth}"

@@ -1,0 +1,160 @@
+"""The group of ranks: joining it, and leaving it."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from dicedist.cluster import process
+from dicedist.cluster.control import Control
+from dicedist.cluster.devices import pick_device
+from dicedist.cluster.heartbeat import Heartbeat, between_ranks
+from dicedist.cluster.placement import REPORTER
+from dicedist.cluster.process import STORE_PATIENCE, this_rank, under_agent, world_size
+from dicedist.cluster.transfer import FileTransfer
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+    transfer: FileTransfer | None = None  # of files; a single process needs none
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
+
+    @property
+    def control(self) -> Control:
+        return Control(self.rank, self.size)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank keeps the records and speaks."""
+        return self.rank == REPORTER
+
+
+class Joined:
+    """The store of the group and this rank's heartbeat in it, from the first meeting until the group is left."""
+
+    def __init__(self, timeout: float):
+        self.store = connect(timedelta(seconds=timeout))
+        names = [f"rank {rank}" for rank in range(world_size())]
+        # With a connection of its own: the main thread may hold the other one while it waits for a key.
+        self.heartbeat = Heartbeat(
+            self.store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, process.end
+        )
+
+    @property
+    def own_name(self) -> str:
+        return self.heartbeat.names[this_rank()]
+
+    def gone(self) -> str | None:
+        return self.heartbeat.gone()
+
+    def blame(self) -> str | None:
+        return self.heartbeat.blame()
+
+    def is_first_to_end(self, code: int) -> bool:
+        return is_first_in_store(self.store, code)
+
+
+@contextlib.contextmanager
+def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
+    """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo.
+
+    parts: what each rank hosts, for messages.
+    """
+    device, size = pick_device(), world_size()
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    choose_interface()
+    here = enter(timeout)
+    if parts:
+        here.heartbeat.names = [f"rank {rank} ({part})" for rank, part in enumerate(parts)]
+    on_gpu = device.type == "cuda"
+    with between_ranks():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=here.store,
+            rank=this_rank(),
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if on_gpu else None,
+        )
+    yield World(this_rank(), size, device, FileTransfer(here.store.clone()))
+    dist.destroy_process_group()
+    here.heartbeat.leave()
+    if keeps_store():
+        here.heartbeat.outlast()
+    process.group = None
+
+
+def enter(timeout: float) -> Joined:
+    """Join the store and begin to beat, once, until the group is left."""
+    if not isinstance(process.group, Joined):
+        process.group = Joined(timeout)
+    return process.group
+
+
+def keeps_store() -> bool:
+    return this_rank() == 0 and not under_agent()
+
+
+def connect(limit: timedelta) -> dist.Store:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
+    # A restarted attempt must not read what the ranks of the last one left in the agent's store.
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+
+
+def is_first_in_store(store: dist.Store | None, code: int) -> bool:
+    """Whether no rank has told yet why the group ends; if so, the heartbeats of the others end them with this code.
+
+    store: None before the group was joined.
+    """
+    try:
+        store = store or connect(timedelta(seconds=STORE_PATIENCE))
+        first = store.add("told", 1) == 1
+        if first:
+            store.set("ended", str(code))
+        return first
+    except RuntimeError:  # the store went with whoever kept it
+        return this_rank() == 0
+
+
+def choose_interface() -> None:
+    """A group on one node listens to no other; gloo on several takes the interface by which they meet.
+
+    Left alone, gloo takes that of the host's name, which in a container or a cluster may lead nowhere.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if loopback else ():
+            os.environ.setdefault(variable, str(loopback))
+    elif "LOCAL_WORLD_SIZE" in os.environ and (name := interface_to(os.environ["MASTER_ADDR"])):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def interface_to(host: str) -> str | None:
+    own, every = own_address_to(host), psutil.net_if_addrs().items()
+    return next((name for name, found in every if own in {entry.address for entry in found}), None)
+
+
+def own_address_to(host: str) -> str | None:
+    """By which this machine reaches another, or itself; None if that cannot be told."""
+    try:
+        *_, (family, kind, _, _, address) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

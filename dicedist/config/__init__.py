@@ -1,0 +1,30 @@
+"""The configuration of a run: typed keys (schema), their checks, how conf/ and overrides are composed, and help."""
+
+from dicedist.config.checks import check
+from dicedist.config.compose import (
+    changed_keys,
+    choices_of,
+    compose_config,
+    compose_request,
+    flatten,
+    nearest,
+    parse_config,
+    to_yaml,
+)
+from dicedist.config.help import show_help
+from dicedist.config.schema import Config, Scope
+
+__all__ = [
+    "Config",
+    "Scope",
+    "changed_keys",
+    "check",
+    "choices_of",
+    "compose_config",
+    "compose_request",
+    "flatten",
+    "nearest",
+    "parse_config",
+    "show_help",
+    "to_yaml",
+]

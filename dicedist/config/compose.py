@@ -1,0 +1,183 @@
+"""conf/*.yaml and the user's overrides become a typed configuration; what is wrong with them is told in one line."""
+
+import contextlib
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dicedist.config.checks import check, check_limits
+from dicedist.config.schema import Config, Scope
+
+PACKAGE = Path(__file__).parent.parent
+PACKAGED = PACKAGE / "conf"  # in a wheel; a checkout has it beside the package
+CONF = PACKAGED if PACKAGED.exists() else PACKAGE.parent / "conf"
+T = TypeVar("T")
+# A network may be called torchvision/resnet18, a folder may not.
+OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), replace=True)
+
+
+def compose_config(overrides: Sequence[str]) -> Config:
+    """conf/train.yaml with the user's overrides, typed and checked; ValueError of one line otherwise."""
+    config = compose_typed("train", overrides, Config)
+    check(config)
+    return config
+
+
+def compose_request(name: str, overrides: Sequence[str], schema: type[T]) -> T:
+    """The same for conf/NAME.yaml of another command."""
+    request = compose_typed(name, overrides, schema)
+    check_limits(request)
+    return request
+
+
+def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
+    for override in overrides:
+        if override.startswith(("+", "~")) or "=" not in override:
+            raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
+    try:
+        # A user's own OOD sets are new keys, which Hydra adds only when forced.
+        values = composed(name, [f"++{o}" if o.startswith("ood.sets") else o for o in overrides])
+    except HydraException as error:
+        raise ValueError(explain(error, name, overrides)) from error
+    return typed(values, schema)
+
+
+def composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
+
+
+def typed(values: DictConfig, schema: type[T]) -> T:
+    with mistakes_named():
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    assert isinstance(config, schema)
+    return config
+
+
+@contextlib.contextmanager
+def mistakes_named() -> Iterator[None]:
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+
+
+def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
+    """One line of Hydra's many, with the nearest key or option where one was misspelt."""
+    text, known = str(error), keys(composed(name, []))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if (CONF / key).is_dir():
+            options = choices_of(key)
+            if value not in options:
+                listed = ", ".join(by_folder(options))
+                return f"{override}: there is no such {key}{nearest(value, options)}; write one of {listed}"
+        elif f"'{key}'" in text:
+            return f"{key}: there is no such key{nearest(key, known)}"
+    return " ".join(text.split())
+
+
+def choices_of(group: str) -> list[str]:
+    """What may be written as GROUP=..., by the files of conf/GROUP/."""
+    paths = (path for path in (CONF / group).rglob("*.yaml") if not path.stem.startswith("_"))
+    return sorted(path.relative_to(CONF / group).with_suffix("").as_posix() for path in paths)
+
+
+def by_folder(options: Sequence[str]) -> list[str]:
+    """Options of a subfolder, of which there may be hundreds, as one."""
+    return list(dict.fromkeys(option.partition("/")[0] + "/..." * ("/" in option) for option in options))
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def keys(config: DictConfig, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key in config:
+        names.append(prefix + str(key))
+        child = config._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            names += keys(child, f"{prefix}{key!s}.")
+    return names
+
+
+def to_yaml(config: Config) -> str:
+    """For the folder of a run; `parse_config` reads it back."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def parse_config(text: str, origin: object) -> Config:
+    """The saved configuration of a run, perhaps someone else's: nothing in it is evaluated, no code of it trusted.
+
+    origin: what a message calls the text.
+    """
+    try:
+        loaded = OmegaConf.create(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{origin} is missing or damaged") from error
+    if not isinstance(loaded, DictConfig):
+        raise ValueError(f"{origin} is not the config of a run")
+    for key, value in flat(OmegaConf.to_container(loaded)).items():
+        if "${" in str(value):
+            raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
+    config = typed(with_newer_keys(loaded), Config)
+    config.network.trusted = False
+    check(config)
+    return config
+
+
+def with_newer_keys(loaded: DictConfig) -> DictConfig:
+    """A run that was made before a key existed did what its default does, for that data, network and method."""
+    with mistakes_named():
+        missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
+    missing |= {key for key in ("method.title", "method.meaning") if OmegaConf.select(loaded, key) is None}
+    if missing:
+        named = {group: OmegaConf.select(loaded, f"{group}.name") for group in ("data", "network", "method")}
+        defaults = composed("train", [f"{g}={name}" for g, name in named.items() if name in choices_of(g)])
+        for key in missing:
+            OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+    return loaded
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every key in full, with its value."""
+    return flat(OmegaConf.to_container(OmegaConf.structured(config)))
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    return {name: leaf for key, value in values.items() for name, leaf in flat(value, f"{prefix}{key}.").items()}
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], scopes: Collection[Scope]) -> list[str]:
+    """The keys of these scopes that differ between two flattened configurations, in words."""
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and scope_of(key) in scopes
+    ]
+
+
+def scope_of(key: str) -> Scope:
+    """Of a key in full: its own scope, or else its group's. What the schema does not know counts as a result."""
+    schema, scope = Config, Scope.RESULT
+    for word in key.split("."):
+        entry = {entry.name: entry for entry in fields(schema)}.get(word)
+        if entry is None:
+            break
+        scope = entry.metadata["scope"] or scope
+        if not is_dataclass(entry.type):
+            break
+        schema = entry.type  # type: ignore[assignment]
+    return scope

@@ -1,0 +1,43 @@
+"""What `--help` prints: what a command does, and every key with its value by default and what the schema says of it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from omegaconf import OmegaConf
+
+from dicedist.config.compose import CONF, by_folder, choices_of, composed
+
+
+def show_help(usage: str | None, name: str, schema: type) -> None:
+    """Of the command whose defaults are conf/NAME.yaml."""
+    known = descriptions(schema)
+    defaults = [
+        f"{line:<32} # {known[key]}" if key in known else line
+        for key, line in keyed(OmegaConf.to_yaml(composed(name, [])))
+    ]
+    groups = [group.name for group in sorted(CONF.iterdir()) if group.is_dir()]
+    choices = [f"{group}={'|'.join(by_folder(choices_of(group)))}" for group in groups]
+    listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
+    print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
+    print("\n".join(defaults))
+
+
+def descriptions(schema: type, prefix: str = "") -> dict[str, str]:
+    """Key in full -> what the schema says of it; groups included."""
+    found: dict[str, str] = {}
+    for entry in fields(schema):
+        found[prefix + entry.name] = entry.metadata["help"]
+        if is_dataclass(entry.type):
+            found |= descriptions(entry.type, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return found
+
+
+def keyed(text: str) -> Iterator[tuple[str, str]]:
+    """The lines of a YAML mapping, each with the whole key that it sets, or none."""
+    above: list[str] = []
+    for line in text.splitlines():
+        setting = re.match(r"( *)(\w+):", line)
+        if setting is not None:
+            above[len(setting[1]) // 2 :] = [setting[2]]
+        yield ".".join(above) if setting is not None else "", line

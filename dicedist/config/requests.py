@@ -1,0 +1,63 @@
+"""What the commands that look at a run may be told, beside the keys of its training."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dicedist.config.schema import AVERAGES, OodConfig, key
+
+MEMBERS = "some of them: [0, 2], or student"
+RUN = "the folder of a run"
+
+
+@dataclass
+class DataRoot:
+    root: str | None = key("where the data is now, if not where the run found it")
+
+
+@dataclass
+class Trust:
+    trusted: bool = key("true lets the run's network._target_ be imported and run")
+
+
+@dataclass
+class EvaluateRequest:
+    run: str | None = key(RUN)
+    logits: str | None = key(
+        "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
+    )
+    members: list[int] | None = key("some of them: [0, 2]")
+    average: str = key("logits | probabilities", choices=AVERAGES)
+    folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
+    estimator: str = key(
+        "of the redundancy in nats: own: the run's discriminator | fresh: a new one, the same for every run",
+        choices=("own", "fresh"),
+    )
+    output: str | None = key("where to write; null: into the run")
+    ood: OodConfig = key("further sets, name: folder or .npz")
+    network: Trust = key("of the run")
+    data: DataRoot = key("of the run")
+
+
+@dataclass
+class PredictRequest:
+    run: str | None = key(RUN)
+    members: Any = key(MEMBERS)
+    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
+    format: str = key("table | jsonl: a JSON object a line", choices=("table", "jsonl"))
+    output: str | None = key("a file; null: standard output")
+    batch_size: int = key("images at a time", at_least=1)
+    device: str = key("auto: the GPU if there is one | cpu | cuda", choices=("auto", "cpu", "cuda"))
+    network: Trust = key("of the run")
+
+
+@dataclass
+class ExportRequest:
+    run: str | None = key(RUN)
+    format: str = key("pt2: torch.export | onnx | safetensors", choices=("pt2", "onnx", "safetensors"))
+    members: Any = key(MEMBERS)
+    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
+    images: str = key(
+        "what the graph takes. uint8: [N, H, W, 3] | float: [N, 3, H, W] in 0..1", choices=("uint8", "float")
+    )
+    output: str | None = key("a file; null: in the run, by the names of its members")
+    network: Trust = key("of the run")

@@ -1,0 +1,40 @@
+"""Lines for people: said on standard output, warned of on standard error."""
+
+import contextlib
+import sys
+from typing import TextIO
+
+
+def say(text: str) -> None:
+    put(sys.stdout, f"{text}\n")
+
+
+def warn(text: str) -> None:
+    put(sys.stderr, f"dicedist: warning: {text}\n")
+
+
+def put(stream: TextIO, text: str) -> None:
+    """The stream may lead to a full disk or to nobody: that is no reason to lose a run."""
+    with contextlib.suppress(OSError):
+        stream.write(text)
+        stream.flush()
+
+
+def printable(text: str) -> str:
+    """A file's name may hold line breaks, and bytes that are no text."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,37 @@
+"""How far long work has come: one line that is written over on a terminal, plain lines now and then elsewhere."""
+
+import sys
+import time
+from typing import TextIO
+
+from dicedist.console.lines import duration, put
+
+WIDTH = 24  # characters of the bar
+REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
+
+
+class Progress:
+    """Of `total` things, each called `noun`; `first` of them were done before."""
+
+    def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None):
+        self.total, self.noun, self.first = total, noun, first
+        self.stream = stream or sys.stdout
+        self.terminal = self.stream.isatty()
+        self.started = self.shown_at = time.monotonic()
+
+    def show(self, done: int, figures: str = "", always: bool = False) -> None:
+        """always: even if the last line is recent. figures: more to say, behind the time that is left."""
+        now = time.monotonic()
+        if not always and now - self.shown_at < (REDRAWN if self.terminal else TOLD):
+            return
+        self.shown_at = now
+        left = duration((now - self.started) / max(1, done - self.first) * (self.total - done))
+        filled = round(WIDTH * done / max(1, self.total))
+        bar = "█" * filled + "░" * (WIDTH - filled) + " " if self.terminal else ""
+        text = f"{bar}{self.noun} {done:,}/{self.total:,}  {left} left  {figures}".rstrip()
+        put(self.stream, f"\r\x1b[2K{text}" if self.terminal else f"{text}\n")
+
+    def clear(self) -> None:
+        """Whoever prints a line of its own calls this first."""
+        if self.terminal:
+            put(self.stream, "\r\x1b[2K")

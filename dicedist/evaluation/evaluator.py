@@ -1,0 +1,226 @@
+"""Every measure of an ensemble whose members any ranks may host; the results go into a folder.
+
+Legend: M members, N inputs, D features, K classes, P pairs of members.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dicedist import metrics
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.parts import Hosted
+from dicedist.cluster.control import Control
+from dicedist.config.schema import EvaluateConfig, OodConfig, RedundancyConfig
+from dicedist.data.ood import load_ood
+from dicedist.data.sources import Source, Split
+from dicedist.evaluation.readings import Readings, read
+from dicedist.evaluation.redundancy import estimate, fit
+from dicedist.runs.run import Results
+
+BATCH = 500
+GALLERY = 24
+HISTOGRAM = 20
+
+
+@dataclass
+class Evaluator:
+    """All ranks make one and call its methods together; the reporter gets what they return, the others None."""
+
+    hosted: Hosted  # by the number of a member
+    members: Sequence[int]  # the ensemble that is evaluated
+    hosts: Sequence[int]  # the rank that reads each of them
+    control: Control
+    device: torch.device
+    source: Source
+    discriminator: Discriminator | None  # needed on the reporter only; knows all members of the run but a student
+    feature_dims: Sequence[int]
+    student: int | None = None  # the member that the method trains to be used alone
+    estimator: RedundancyConfig | None = None  # measure redundancy by a new w of these settings, not by the run's
+
+    def collect(self, split: Split) -> Readings | None:
+        """Every member's logits [M, N, K], means and scales [M, N, D] of a split, on the reporter."""
+        own = read(self.hosted, split, self.source, BATCH, self.device)
+        places = {member: place for place, member in enumerate(self.members)}
+        columns = []
+        for name, widths in (
+            ("logits_NK", [self.source.num_classes] * len(self.members)),
+            ("means_ND", self.feature_dims),
+            ("scales_ND", self.feature_dims),
+        ):
+            mine = {places[member]: getattr(readings, name) for member, readings in own.items()}
+            received = self.control.collect(mine, [(len(split), width) for width in widths], self.hosts)
+            widest = max(widths)
+            columns.append(
+                torch.stack([torch.nn.functional.pad(row, (0, widest - row.shape[1])) for row in received])
+                if received is not None
+                else None
+            )
+        logits_MNK, means_MND, scales_MND = columns
+        if logits_MNK is None or means_MND is None or scales_MND is None:
+            return None
+        return Readings(logits_MNK, means_MND, scales_MND)
+
+    def evaluate(
+        self, config: EvaluateConfig, ood: OodConfig, data_root: str | None, results: Results
+    ) -> dict[str, Any] | None:
+        """Test set, redundancy of held-out features and OOD sets; also written into the folder."""
+        average = config.average
+        test = self.collect(self.source.test)
+        held_out = self.source.val if len(self.source.val) else self.source.test
+        redundancy = self.redundancy_by_new_w() if self.estimator else self.redundancy(held_out)
+        images, missing = load_ood(ood.sets, self.source, data_root)
+        outside = {
+            name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            for name, pixels in images.items()
+        }
+        if test is None:
+            return None
+        labels_N = self.source.test.labels_N
+        result: dict[str, Any] = {
+            "member_ids": list(self.members),
+            "average": average,
+            "class_names": self.source.class_names,
+            **measured(test.logits_NK, labels_N, average, config.folds),
+            "redundancy": redundancy,
+            "ood": {},
+            "ood_missing": missing,
+        }
+        for name, readings in outside.items():
+            assert readings is not None
+            result["ood"][name] = self.detect(test, readings, average, result["ensemble_tempered"]["temperature"])
+        if self.student in self.members:
+            result["student"] = result["members"]["per_member"][self.members.index(self.student)]
+        results.directory.mkdir(parents=True, exist_ok=True)
+        save_logits(
+            results, test.logits_NK, labels_N, {name: r.logits_NK for name, r in outside.items() if r is not None}
+        )
+        save_gallery(results, test.logits_NK, self.source.test)
+        results.write_result(result)
+        return result
+
+    @property
+    def compared(self) -> list[int]:
+        """The evaluated members that the run's w knows."""
+        return [member for member in self.members if member != self.student]
+
+    @property
+    def pairs_P2(self) -> Tensor:
+        return torch.tensor(list(combinations(self.compared, 2)), dtype=torch.int64).view(-1, 2)
+
+    def slots(self, values_MND: Tensor) -> Tensor:
+        """The evaluated members at their places among all members of the run; the others are zero and not compared."""
+        assert self.discriminator is not None
+        width = self.discriminator.network.slots_MDH.shape[1]
+        slots = torch.zeros(self.discriminator.num_members, values_MND.shape[1], width)
+        for member in self.compared:
+            own_ND = values_MND[self.members.index(member), :, :width]  # a student may have more features than w reads
+            slots[member, :, : own_ND.shape[1]] = own_ND
+        return slots
+
+    def redundancy(self, held_out: Split) -> dict[str, Any] | None:
+        """The run's own w on features that it was not trained on, in nats, and how well it is calibrated."""
+        if len(self.compared) < 2 or not self.control.agree(self.discriminator is not None):
+            return None
+        features = self.collect(held_out)
+        if features is None or self.discriminator is None:
+            return None
+        slots = Features(self.slots(features.means_ND), self.slots(features.scales_ND))
+        found = estimate(self.discriminator, slots, held_out.labels_N, self.pairs_P2)
+        return {"estimator": "own", "pairs": self.pairs_P2.tolist(), **asdict(found)}
+
+    def redundancy_by_new_w(self) -> dict[str, Any] | None:
+        """A w trained on the training features and read on the test features: the same estimator for every run."""
+        train, test = self.collect(self.source.train), self.collect(self.source.test)
+        if train is None or test is None or self.estimator is None or len(self.members) < 2:
+            return None
+        features, labels_N = Features(train.means_ND, train.scales_ND), self.source.train.labels_N
+        w = fit(self.estimator, features, labels_N, self.source.num_classes, seed=0)
+        found = estimate(w, Features(test.means_ND, test.scales_ND), self.source.test.labels_N, w.pairs_P2)
+        return {"estimator": "fresh", "pairs": list(combinations(self.members, 2)), **asdict(found)}
+
+    def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:
+        """Every score, in-distribution positive; those of w only where there is a w."""
+        logits = [metrics.ensemble_logits(readings.logits_NK, average) for readings in (inside, outside)]
+        scores = {
+            "max_softmax": [metrics.confidence(x) for x in logits],
+            "max_softmax_tempered": [metrics.confidence(x / temperature) for x in logits],
+        }
+        if self.discriminator is not None and len(self.compared) > 1:
+            shares = [self.independence(readings, x) for readings, x in zip((inside, outside), logits, strict=True)]
+            scaled = [x * share[:, None] for x, share in zip(logits, shares, strict=True)]
+            labels_N = self.source.test.labels_N
+            own_temperature = metrics.split_half(scaled[0], labels_N, {})["temperature"] or 1.0
+            scores["w_only"] = shares
+            scores["dice_x_w"] = [metrics.confidence(x) for x in scaled]
+            scores["dice_x_w_tempered"] = [metrics.confidence(x / own_temperature) for x in scaled]
+        return {
+            name: {**metrics.ood(inside_N, outside_N), "histogram": [histogram(inside_N), histogram(outside_N)]}
+            for name, (inside_N, outside_N) in scores.items()
+        }
+
+    def independence(self, readings: Readings, logits_NK: Tensor) -> Tensor:
+        assert self.discriminator is not None
+        chunks = zip(self.slots(readings.means_ND).split(BATCH, 1), logits_NK.argmax(1).split(BATCH), strict=True)
+        return torch.cat([self.discriminator.independence(m, y, self.pairs_P2) for m, y in chunks]).double()
+
+
+def measured(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int) -> dict[str, Any]:
+    """Whatever logits and labels alone tell, of our ensembles or any other."""
+    measures = metrics.measure(logits_MNK, labels_N, average, folds)
+    log_p_NK = metrics.ensemble_log_probabilities(logits_MNK, average)
+    temperature = measures["ensemble_tempered"]["temperature"] or 1.0
+    tempered_NK = (metrics.ensemble_logits(logits_MNK, average).double() / temperature).log_softmax(1)
+    right_N = log_p_NK.argmax(1) == labels_N
+    member_right_MN = logits_MNK.argmax(2) == labels_N
+    counts_K = labels_N.bincount(minlength=logits_MNK.shape[2]).double()
+    return {
+        **measures,
+        "num_inputs": len(labels_N),
+        "pairs": metrics.pairwise(logits_MNK.argmax(2), labels_N),
+        "reliability": {
+            "before": metrics.reliability(log_p_NK, labels_N),
+            "after": metrics.reliability(tempered_NK, labels_N),
+        },
+        "per_class": {
+            "count": counts_K.long().tolist(),
+            "ensemble": per_class(right_N.double(), labels_N, counts_K),
+            "members": per_class(member_right_MN.double().mean(0), labels_N, counts_K),
+        },
+    }
+
+
+def per_class(values_N: Tensor, labels_N: Tensor, counts_K: Tensor) -> list[float | None]:
+    sums_K = torch.bincount(labels_N, values_N, len(counts_K))
+    return [float(total / count) if count else None for total, count in zip(sums_K, counts_K, strict=True)]
+
+
+def histogram(scores_N: Tensor) -> list[float]:
+    """Shares of equal bins of 0..1."""
+    return (torch.histc(scores_N.float(), HISTOGRAM, 0, 1) / len(scores_N)).tolist()
+
+
+def save_logits(results: Results, logits_MNK: Tensor, labels_N: Tensor, outside: dict[str, Tensor]) -> None:
+    tensors = {"logits": logits_MNK, "labels": labels_N, **{f"ood.{name}": value for name, value in outside.items()}}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, results.logits_file)
+
+
+def save_gallery(results: Results, logits_MNK: Tensor, split: Split) -> None:
+    """The inputs on which members disagree most: by the spread of their probabilities around the ensemble's."""
+    p_MNK = logits_MNK.softmax(2)
+    disagreement_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
+    chosen = disagreement_N.topk(min(GALLERY, len(disagreement_N))).indices
+    tensors = {
+        "images": split.take(chosen),
+        "labels": split.labels_N[chosen],
+        "predictions": logits_MNK[:, chosen].argmax(2),
+        "confidences": p_MNK[:, chosen].amax(2),
+        "ensemble": logits_MNK[:, chosen].mean(0).argmax(1),
+    }
+    save_file({name: value.contiguous() for name, value in tensors.items()}, results.gallery_file)

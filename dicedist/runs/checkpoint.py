@@ -1,0 +1,228 @@
+"""Checkpoints: a folder each, a safetensors file per part, a manifest written last. No pickle is read or written.
+
+checkpoints/step-00001200/
+    member-0.safetensors ... discriminator.safetensors   weights and optimiser state, by part: the same on any placement
+    manifest.json                                        step, size and sha256 of each file, what else the run must know
+
+A folder appears under its name when it is complete and on the disk; until then it is .step-00001200.partial.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dicedist.algorithm.parts import Part
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+MANIFEST_LIMIT = 2**24  # bytes
+WEIGHTS = "weights."
+FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # no path: it cannot leave the folder
+Tensors = dict[str, Tensor]
+Files = dict[str, tuple[int, str]]  # file name -> size, sha256
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    step: int
+    files: Files
+    about: dict[str, Any]  # what the run must know to continue, beside its parts
+
+
+def snapshot(part: Part) -> Tensors:
+    """A copy on the host, which training can leave behind."""
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state(part).items()}
+
+
+def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
+    """On whichever rank answers for the part; what it returns goes into the manifest."""
+    broken = [key for key, value in tensors.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(f"{name} holds values that are not finite, {broken[0]} is the first")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.safetensors"
+    save_file(tensors, path)
+    sync(path)
+    return {path.name: (path.stat().st_size, digest(path))}
+
+
+def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int) -> None:
+    """On rank 0, when all ranks have written: the manifest, the name, and old checkpoints go."""
+    draft, final = partial(folder, step), path_of(folder, step)
+    missing = [name for name in files if not (draft / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{draft / missing[0]} is not there, though the rank that wrote it shares this folder")
+    entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()}
+    manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
+    (draft / MANIFEST).write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
+    sync(draft / MANIFEST)
+    sync(draft)
+    if final.exists():  # damaged, or the run would have continued from it
+        shutil.rmtree(final)
+    draft.rename(final)
+    sync(final.parent)
+    every = saved(folder)
+    last = every.index(final) + 1
+    for path in every[: max(0, last - keep)] + every[last:]:  # a later one is damaged: the run fell back behind it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """What was begun and will not be completed."""
+    for path in folder.glob(".step-*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def partial(folder: Path, step: int) -> Path:
+    return folder / f".step-{step:08d}.partial"
+
+
+def saved(folder: Path) -> list[Path]:
+    """The completed ones, in the order of their steps."""
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
+    """The last checkpoint whose files are all there and whole; warns of later ones that are not."""
+    for path in reversed(saved(folder)):
+        try:
+            return read(path)
+        except NewerFormat:
+            raise
+        except ValueError as error:
+            warn(str(error))
+    return None
+
+
+def what_is_wrong(folder: Path) -> str:
+    """Why the newest checkpoint is not intact, for a message."""
+    reasons: list[str] = []
+    newest(folder, reasons.append)
+    return f": {reasons[0]}" if reasons else ""
+
+
+class NewerFormat(ValueError):
+    """Nothing is wrong with the file, so nothing else may take its place."""
+
+
+def read(path: Path, only: Collection[str] | None = None) -> Checkpoint:
+    """The manifest, and the files of all or some parts compared with it; ValueError names what is not as it says."""
+    try:
+        with (path / MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(MANIFEST_LIMIT))
+        if manifest.pop("sha256") != digest_of(manifest):
+            raise ValueError
+        version, step = int(manifest["format"]), int(manifest["step"])
+        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        checkpoint = Checkpoint(path, step, files, dict(manifest["about"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path / MANIFEST} is missing or damaged") from error
+    if version > FORMAT:
+        raise NewerFormat(f"{path} was written by a newer dicedist (format {version}, this one reads {FORMAT})")
+    for name, (size, sha256) in files.items():
+        if only is None or name.removesuffix(".safetensors") in only:
+            verify(path, name, size, sha256)
+    return checkpoint
+
+
+def verify(path: Path, name: str, size: int, sha256: str) -> None:
+    file = path / name
+    if not FILE_NAME.fullmatch(name) or file.is_symlink():
+        raise ValueError(f"{path / MANIFEST} names {name!r}, which is no file of this folder")
+    if not file.is_file():
+        raise ValueError(f"{path} lacks {name}")
+    if file.stat().st_size != size or digest(file) != sha256:
+        raise ValueError(f"{file} is damaged: its contents are not those of the manifest")
+
+
+def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+    for part in parts:
+        tensors = load_part(checkpoint, part.name, part.module)
+        load_weights(part.module, tensors)
+        load_optimizer(part, tensors)
+
+
+def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
+    """The tensors of a file, their names and shapes compared with the module's before anything is allocated."""
+    file_name = f"{name}.safetensors"
+    path = checkpoint.path / file_name
+    if file_name not in checkpoint.files:
+        raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
+    try:
+        with safe_open(path, "pt") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
+            if not fits(shapes, module):
+                raise ValueError(f"{path} is of another network, method or number of classes")
+            return {key: file.get_tensor(key) for key in shapes}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is damaged: it is not a safetensors file") from error
+
+
+def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
+    """All weights of the module, and of its optimiser nothing but counters and values of a parameter's shape."""
+    weights = {f"{WEIGHTS}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
+    parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    others = {tuple(key.split(".", 2)): shape for key, shape in shapes.items() if key not in weights}
+    return weights.items() <= shapes.items() and all(
+        len(key) == 3 and key[0] == "optimizer" and shape in ((), parameters.get(key[2]))
+        for key, shape in others.items()
+    )
+
+
+def load_weights(module: nn.Module, tensors: Tensors) -> None:
+    weights = {name: value for name, value in tensors.items() if name.startswith(WEIGHTS)}
+    module.load_state_dict({name.removeprefix(WEIGHTS): value for name, value in weights.items()})
+
+
+def load_optimizer(part: Part, tensors: Tensors) -> None:
+    parameters = dict(part.module.named_parameters())
+    for full_name, value in tensors.items():
+        if full_name.startswith("optimizer."):
+            _, key, name = full_name.split(".", 2)
+            like = parameters[name]
+            if value.dim():  # counters stay where the optimiser expects them, on the CPU
+                value = torch.empty_like(like).copy_(value)
+            part.optimizer.state[like][key] = value
+
+
+def state(part: Part) -> Tensors:
+    tensors = {f"{WEIGHTS}{name}": value for name, value in part.module.state_dict().items()}
+    for name, parameter in part.module.named_parameters():
+        for key, value in part.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{key}.{name}"] = value
+    return tensors
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

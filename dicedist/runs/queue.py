@@ -1,0 +1,85 @@
+"""Jobs one after another, as many at once as there is room for; each that runs holds its own GPUs."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import Popen
+
+import torch
+
+from dicedist.cluster.process import EXIT_STOPPED
+from dicedist.cluster.signals import Stopped
+from dicedist.console.lines import duration, say
+from dicedist.runs.jobs import Job
+
+POLL = 0.5  # seconds
+
+
+class Queue:
+    """directory: where the output of each job goes. A job that fails does not end the others."""
+
+    def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
+        self.waiting = [job for job in jobs if job.result is None]
+        self.total, self.done = len(jobs), len(jobs) - len(self.waiting)
+        self.already = self.done
+        self.ranks, self.directory = ranks, directory
+        self.free = list(range(at_once))
+        self.running: dict[int, tuple[Job, Popen]] = {}
+        self.failed: list[str] = []
+        self.started = time.monotonic()
+
+    def run(self) -> list[str]:
+        """The names of the jobs that failed."""
+        try:
+            while self.waiting or self.running:
+                while self.waiting and self.free:
+                    self.start(self.waiting.pop(0), self.free.pop(0))
+                for place, (job, process) in list(self.running.items()):
+                    if (code := process.poll()) is not None:
+                        del self.running[place]
+                        self.free.append(place)
+                        self.finish(job, code)
+                time.sleep(POLL)
+        except Stopped:
+            for _, process in self.running.values():
+                process.terminate()
+            for _, process in self.running.values():
+                process.wait()
+            raise
+        return self.failed
+
+    def start(self, job: Job, place: int) -> None:
+        gpus = gpus_of(place, self.ranks)
+        with self.log_of(job).open("a") as log:
+            self.running[place] = job, job.start(self.ranks, gpus, log)
+
+    def finish(self, job: Job, code: int) -> None:
+        if code == EXIT_STOPPED:
+            raise Stopped
+        self.done += 1
+        result = job.result if code == 0 else None
+        if result is None:
+            self.failed.append(job.name)
+            outcome = f"failed: {self.reason(job)}"
+        elif (valid := job.run.last_validation("ensemble/accuracy")) is not None:
+            outcome = f"validation {100 * valid:.2f} %"
+        else:
+            outcome = f"test {100 * result['ensemble']['accuracy']:.2f} %"
+        # Those that run now are about half done.
+        jobs_left = len(self.waiting) + len(self.running) / 2
+        left = (time.monotonic() - self.started) / (self.done - self.already + len(self.running) / 2) * jobs_left
+        say(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left")
+
+    def reason(self, job: Job) -> str:
+        lines = [line for line in self.log_of(job).read_text().splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
+        return (told or lines or ["no output"])[-1].removeprefix("dicedist: ")
+
+    def log_of(self, job: Job) -> Path:
+        return self.directory / f"{job.name}.log"
+
+
+def gpus_of(place: int, ranks: int) -> list[int] | None:
+    """The GPUs of the nth of several jobs at once; None where they do not suffice to give each its own."""
+    gpus = list(range(place * ranks, (place + 1) * ranks))
+    return gpus if gpus[-1] < torch.cuda.device_count() else None

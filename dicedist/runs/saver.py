@@ -1,0 +1,164 @@
+"""Saving in the background: training waits while tensors are copied to the host, not while files are written.
+
+    every rank    copy ── train ──────────────── report ── train ────────────────
+    its writer       └──── write, fsync, hash ────┘  │
+    rank 0's writer                                  └──── manifest, rename ────
+
+The reports travel with those of the training log, so that no message is sent for a checkpoint alone. A checkpoint that
+cannot be written is a warning: the one before it stays. A rank on a node that does not see rank 0's folder leaves its
+files in the store instead, from which rank 0's writer takes them.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from dicedist.algorithm.parts import Part
+from dicedist.cluster.control import Control
+from dicedist.cluster.transfer import FileTransfer
+from dicedist.config.schema import CheckpointConfig
+from dicedist.runs import checkpoint
+from dicedist.runs.run import Run
+
+Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
+
+
+class Saver:
+    """Every rank has one, for the parts that it answers for. Rank 0 decides when, and completes."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: CheckpointConfig,
+        steps_per_epoch: int,
+        parts: Sequence[Part],
+        control: Control,
+        step: int,
+        warn: Callable[[str], None],
+        transfer: FileTransfer | None = None,
+        sees_folder: bool = True,
+    ):
+        self.transfer, self.sees_folder = transfer, sees_folder
+        self.run, self.config, self.parts, self.control, self.warn = run, config, parts, control, warn
+        every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
+        self.intervals = [steps for steps in every if steps]
+        self.step, self.begun_at = step, time.monotonic()  # of the last checkpoint begun
+        self.failed = False  # it could not be written
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[Report] | None = None
+        self.about: Mapping[str, Any] = {}
+        self.reports: dict[int, Report] = {}
+        self.completing: Future[str | None] | None = None
+        self.busy = False
+
+    def due(self, step: int) -> bool:
+        """On rank 0. While a checkpoint is under way the next one waits for its turn, and training for neither."""
+        minutes = self.config.every_minutes
+        late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
+        return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
+
+    def start(self, step: int, about: Mapping[str, Any]) -> None:
+        """All ranks call, between the same two steps. about: for the manifest, of rank 0."""
+        self.step, self.begun_at, self.about = step, time.monotonic(), about
+        self.busy, self.failed = True, False
+        snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts}
+        self.writing = self.thread.submit(self.write, step, snapshots)
+
+    def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
+        files: checkpoint.Files = {}
+        try:
+            with self.folder_for(step) as folder:
+                for name, tensors in snapshots.items():
+                    files |= checkpoint.write_part(folder, name, tensors)
+                if self.transfer and not self.sees_folder:
+                    for name in files:
+                        self.transfer.put(folder / name)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            return {"error": str(error)}
+        return {"files": files, "sent": [] if self.sees_folder else [*files]}
+
+    @contextlib.contextmanager
+    def folder_for(self, step: int) -> Iterator[Path]:
+        """Where this rank writes: the checkpoint itself, or a place from which its files are sent."""
+        if self.sees_folder:
+            yield checkpoint.partial(self.run.checkpoints, step)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+    def report(self) -> Report:
+        """For rank 0: what this rank has written since it was last asked."""
+        if self.writing is None or not self.writing.done():
+            return {}
+        report, self.writing = self.writing.result(), None
+        return report
+
+    def receive(self, reports: Sequence[Report]) -> None:
+        """On rank 0, with a report of each rank; the others have received none, and nothing to do."""
+        self.reports |= {rank: report for rank, report in enumerate(reports) if report}
+        if len(self.reports) == self.control.world_size:
+            self.completing = self.thread.submit(self.complete, [*self.reports.values()])
+            self.reports = {}
+        if self.completing is not None and self.completing.done():
+            error, self.completing = self.completing.result(), None
+            self.busy, self.failed = False, error is not None
+            if error:
+                self.warn(f"the checkpoint of step {self.step} could not be written, the one before it stays: {error}")
+
+    def complete(self, reports: Sequence[Report]) -> str | None:
+        """What went wrong, if anything did."""
+        try:
+            for report in reports:
+                if "error" in report:
+                    raise OSError(report["error"])
+            checkpoint.sync(self.run.records_file)  # the manifest says how many there are
+            files = {name: entry for report in reports for name, entry in report["files"].items()}
+            self.fetch({name: files[name] for report in reports for name in report["sent"]})
+            checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep)
+        except (OSError, RuntimeError, ValueError) as error:
+            checkpoint.discard(self.run.checkpoints)
+            return str(error)
+        return None
+
+    def fetch(self, files: checkpoint.Files) -> None:
+        """What was written by ranks that do not see this folder."""
+        draft = checkpoint.partial(self.run.checkpoints, self.step)
+        draft.mkdir(parents=True, exist_ok=True)
+        for name, (size, sha256) in files.items():
+            assert self.transfer is not None
+            self.transfer.take(draft / name)
+            checkpoint.sync(draft / name)
+            checkpoint.verify(draft, name, size, sha256)
+
+    def finish(self) -> bool:
+        """All ranks call, and wait for the checkpoint under way; whether the last one begun is on the disk."""
+        for _ in range(2):  # the files of all ranks, then the manifest
+            for job in (self.writing, self.completing):
+                if job is not None:
+                    job.result()
+            self.receive(self.control.report(self.report()))
+        return not self.control.agree(self.failed)
+
+
+@contextlib.contextmanager
+def reachable(saved: Path, lacking: Sequence[str], control: Control, transfer: FileTransfer | None) -> Iterator[Path]:
+    """All ranks call: a folder with the checkpoint that rank 0 keeps, or of one that cannot be seen from here the parts
+    that this rank lacks."""
+    records = control.report({"lacking": [f"{name}.safetensors" for name in lacking]})
+    wanted = {name for record in records for name in record["lacking"]}
+    if wanted and transfer:
+        for name in sorted({checkpoint.MANIFEST, *wanted}):
+            transfer.put(saved / name)
+    if not lacking or transfer is None:
+        yield saved
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in [checkpoint.MANIFEST, *(f"{name}.safetensors" for name in lacking)]:
+            transfer.take(Path(folder) / name, keep=True)
+        yield Path(folder)

@@ -1,0 +1,79 @@
+"""Where a run takes place: what to note once at its start, and the figures of a node while it runs."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import torch
+
+from dicedist.cluster.world import World
+from dicedist.runs.run import Run
+
+GIB = 2**30
+
+
+def note(run: Run, placement: list[str], data_digest: str) -> None:
+    """Versions, the commit, who hosts what, and which images: what someone needs to run it again."""
+    about = {
+        "dicedist": version("dicedist"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "git_commit": git_commit(),
+        "placement": placement,
+        "data_digest": data_digest,
+    }
+    run.environment_file.write_text(json.dumps(about, indent=1))
+
+
+def git_commit() -> str | None:
+    """Of the checkout that this package was imported from, marked if it has changes; None elsewhere."""
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        git = lambda *words: subprocess.run(  # noqa: E731
+            ["git", "-C", str(checkout), *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        return git("rev-parse", "HEAD") + ("-changed" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def node_figures(world: World) -> dict[str, float]:
+    """Of this rank's GPU, and of the whole node from the first rank on it; names as MLflow's own system metrics."""
+    figures = {}
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        memory = psutil.virtual_memory()
+        figures["cpu_utilization_percentage"] = psutil.cpu_percent()  # since the last call
+        figures["system_memory_usage_gib"] = round(memory.used / GIB, 3)
+    if world.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(world.device)
+        figures[f"gpu_{world.device.index}_memory_usage_gib"] = round((total - free) / GIB, 3)
+        with contextlib.suppress(Exception):  # NVML's own: some containers hide it, and a run is worth more
+            figures[f"gpu_{world.device.index}_utilization_percentage"] = torch.cuda.utilization(world.device)
+    return {f"system/{world.host}/{name}": value for name, value in figures.items()}
+
+
+class Pace:
+    """Images a second, of each member, between two looks."""
+
+    def __init__(self, batch_size: int, step: int):
+        self.batch_size, self.step, self.time = batch_size, step, time.monotonic()
+
+    def figures(self, step: int) -> dict[str, float]:
+        now = time.monotonic()
+        seconds, steps = now - self.time, step - self.step
+        self.step, self.time = step, now
+        if steps <= 0 or seconds <= 0:
+            return {}
+        return {
+            "throughput/images_per_second": steps * self.batch_size / seconds,
+            "throughput/seconds_per_step": seconds / steps,
+        }

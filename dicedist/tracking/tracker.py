@@ -1,0 +1,174 @@
+"""The records of a run and its progress, on the reporting rank. Every other rank holds the silent twin."""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dicedist.cluster.process import LAUNCHER
+from dicedist.config.schema import TrackingConfig
+from dicedist.console import lines
+from dicedist.console.progress import Progress
+from dicedist.runs.run import Run
+
+SHOWN = {  # in the line of progress
+    "train/members/loss": "loss",
+    "train/redundancy": "redundancy",
+    "train/discriminator/accuracy": "w acc",
+    "val/ensemble/accuracy": "val ens",
+    "val/members/accuracy": "val members",
+}
+
+
+class SilentTracker:
+    """Hears everything, tells nobody."""
+
+    def open(self) -> None:
+        """Training is about to begin or to go on."""
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint must remember of the records."""
+        return {}
+
+    def add(self, values: Mapping[str, Sequence[float]]) -> None:
+        """Values of some steps, for the next summary."""
+
+    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float]) -> None:
+        """The means over the steps since the last summary, and where the schedules are."""
+
+    def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        """A record of its own."""
+
+    def log_system(self, step: int, figures: Mapping[str, float]) -> None:
+        """What depends on the machine."""
+
+    def say(self, text: str) -> None:
+        """A line for whoever watches."""
+
+    def warn(self, text: str) -> None:
+        """A line that something is not as usual."""
+
+    def close(self, status: str) -> None:
+        """Training FINISHED or was KILLED."""
+
+
+class Tracker(SilentTracker):
+    """kept: what a checkpoint remembers of the records.
+
+    Lines that were written after it go, as those steps are run again. The values of an interval that it cut are still
+    part of that interval's means.
+    """
+
+    def __init__(
+        self, run: Run, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: TrackingConfig
+    ):
+        kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
+        self.run, self.config = run, config
+        self.pending: dict[str, list[float]] = kept["pending"]
+        self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
+        self.size = size_of(run.records_file, self.lines)
+        self.total_steps, self.progress = total_steps, Progress(total_steps, "step", first_step)
+        self.latest: dict[str, float] = {}
+        self.mirror: subprocess.Popen[str] | None = None
+
+    def open(self) -> None:
+        if self.config.to == "mlflow":
+            self.mirror = start_mirror(self.run)
+
+    def kept(self) -> dict[str, Any]:
+        return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
+
+    def add(self, values: Mapping[str, Sequence[float]]) -> None:
+        for name, column in values.items():
+            self.pending[name] = [*self.pending.get(name, []), *column]
+
+    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float]) -> None:
+        if not self.pending:
+            return
+        means = {f"train/{name}": math.fsum(column) / len(column) for name, column in self.pending.items()}
+        scheduled = {f"schedule/{name}": value for name, value in schedules.items()}
+        self.log(step, epoch, {**means, **mean_of_members(means), **scheduled})
+        self.pending = {}
+
+    def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        self.unwritten.append(json.dumps({"step": step, "epoch": round(epoch, 4), **metrics}) + "\n")
+        self.write()
+        self.latest |= {name: metrics[key] for key, name in SHOWN.items() if key in metrics}
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
+        last = step >= self.total_steps or any(name.startswith("val/") for name in metrics)
+        self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
+
+    def write(self) -> None:
+        """On a full disk records wait in memory for the next time."""
+        text = "".join(self.unwritten).encode()
+        try:
+            with self.run.records_file.open("r+b") as file:
+                file.truncate(self.size)  # what follows is of steps that were run again, or half a line
+                file.seek(self.size)
+                file.write(text)
+        except OSError as error:
+            if len(self.unwritten) == 1:
+                self.warn(f"{self.run.records_file} cannot be written, records are kept in memory: {error}")
+            return
+        self.size, self.lines, self.unwritten = self.size + len(text), self.lines + len(self.unwritten), []
+
+    def log_system(self, step: int, figures: Mapping[str, float]) -> None:
+        with contextlib.suppress(OSError), self.run.system_file.open("a") as file:
+            file.write(json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n")
+
+    def say(self, text: str) -> None:
+        self.progress.clear()
+        lines.say(text)
+
+    def warn(self, text: str) -> None:
+        self.progress.clear()
+        lines.warn(text)
+
+    def close(self, status: str) -> None:
+        """Only a training that FINISHED has the time to wait until MLflow has received it all."""
+        self.progress.clear()
+        if self.mirror is None or self.mirror.stdin is None:
+            return
+        with contextlib.suppress(OSError):  # it may have given up
+            self.mirror.stdin.write(status)
+            self.mirror.stdin.close()
+        if status == "FINISHED":
+            self.say("\nsending the results and the ensemble to MLflow ...")
+            self.mirror.wait()
+
+
+def start_mirror(run: Run) -> "subprocess.Popen[str]":
+    """It learns how training ended from what is written to it, or from the silence after a crash."""
+    ranks_own = ("WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER)
+    environment = {key: value for key, value in os.environ.items() if key not in ranks_own}
+    return subprocess.Popen(
+        [sys.executable, "-m", "dicedist.mirror", str(run), "--follow"],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # signals to the ranks are not for it
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
+    """Of what every member has, the mean over them."""
+    found = {}
+    for name in ("loss", "gradient_norm"):
+        values = [value for key, value in means.items() if key.startswith("train/member_") and key.endswith(f"/{name}")]
+        if values:
+            found[f"train/members/{name}"] = math.fsum(values) / len(values)
+    return found
+
+
+def size_of(path: Path, lines: int) -> int:
+    """Bytes of the first lines of a file, which is made if need be."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        return sum(map(len, itertools.islice(file, lines)))

@@ -1,0 +1,316 @@
+"""A training from its first step to its last: the loop, what ranks agree on in between, saving, validation, results."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from dicedist import metrics
+from dicedist.algorithm.build import check_members, feature_dims
+from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.parts import Hosted, Part
+from dicedist.cluster import signals
+from dicedist.cluster.assembly import assemble
+from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.handshake import shake_hands
+from dicedist.cluster.placement import REPORTER, Placement, place
+from dicedist.cluster.process import EndedElsewhere, this_rank, tune_malloc, world_size
+from dicedist.cluster.world import World, joined
+from dicedist.config import Config, flatten
+from dicedist.console.lines import warn
+from dicedist.data import sources
+from dicedist.data.order import num_batches
+from dicedist.data.pipeline import Loader
+from dicedist.data.prepared import refuse_unwritable
+from dicedist.evaluation.evaluator import BATCH, Evaluator
+from dicedist.evaluation.readings import read
+from dicedist.evaluation.redundancy import load_discriminator
+from dicedist.evaluation.tables import show
+from dicedist.runs import checkpoint, resume
+from dicedist.runs.lock import run_lock
+from dicedist.runs.run import Run
+from dicedist.runs.saver import Saver, reachable
+from dicedist.tracking import environment
+from dicedist.tracking.announcement import announce
+from dicedist.tracking.environment import Pace
+from dicedist.tracking.ledger import Ledger
+from dicedist.tracking.tracker import SilentTracker, Tracker
+
+GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest wins
+
+
+def train(config: Config) -> None:
+    """Every rank calls. What cannot be is refused before ranks wait for each other."""
+    tune_malloc()
+    method, run = Method(config.method), Run.of(config)
+    needs_w, replicas, size = method.adversarial is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    if this_rank() == REPORTER:
+        refuse_unwritable(run.directory, "write run.dir=FOLDER")
+        refuse_compile(config.compile)
+        place(world_size(), size, needs_w, replicas)
+    node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
+    placement = place(world_size(), size, needs_w, replicas, node_of)
+    config.ensemble.size = placement.num_members
+    check_members(config, method, placement.num_members, len(placement.member_ranks))
+    source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
+    with joined(config.distributed.timeout, placement.parts) as world:
+        with run_lock(run) if world.reports else contextlib.nullcontext():
+            Trainer(config, method, placement, source, world).train_and_evaluate()
+
+
+class Trainer:
+    def __init__(self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World):
+        self.config, self.source, self.world, self.placement = config, source, world, placement
+        self.method, self.control = method, world.control
+        self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
+        refuse_empty_shares(len(source.train), config.batch_size, placement.replicas)
+        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
+        self.step, self.exchange = assemble(config, placement, world, source.num_classes, self.steps_per_epoch)
+        self.hosted = self.step.hosted
+        self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
+        self.loader = Loader(
+            source.train,
+            config.data,
+            source,
+            config.batch_size,
+            config.seed,
+            world.device,
+            placement.members_on(world.rank),
+            placement.replica_on(world.rank),
+            placement.replicas if placement.members_on(world.rank) else 1,
+        )
+        self.ledger = Ledger()
+        self.run = Run.of(config)
+        self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
+        self.done = self.validated = 0  # steps
+        self.stopping = False
+        self.asked: Callable[[], int] = lambda: False  # whether any rank was asked to stop before the last step
+        records = self.continue_run()
+        self.tracker = (
+            Tracker(self.run, self.total_steps, self.done, records, config.tracking)
+            if world.reports
+            else SilentTracker()
+        )
+        self.pace = Pace(config.batch_size, self.done)
+        self.saver = Saver(
+            self.run,
+            config.checkpoint,
+            self.steps_per_epoch,
+            self.parts_to_save,
+            self.control,
+            self.done,
+            self.tracker.warn,
+            world.transfer,
+            self.sees_folder,
+        )
+
+    def continue_run(self) -> dict[str, Any] | None:
+        """Restore what a run found in the folder has come to; what it remembers of its records."""
+        found, note = None, {}
+        if self.world.reports:
+            found = resume.find(self.run, self.config, self.source.data_digest, warn)
+            environment.note(self.run, self.placement.parts, self.source.data_digest)
+            mark = resume.leave_mark(self.run)
+            note = {"step": found.step if found else None, "data": self.source.data_digest, "mark": mark}
+        told = self.control.tell(note)
+        if told["data"] != self.source.data_digest:
+            raise ValueError(f"the images on {self.world.host} are not those of rank 0: give all nodes the same data")
+        self.sees_folder = resume.sees(self.run, told["mark"])
+        step = told["step"]
+        if step is None:
+            return None
+        names = [part.name for part in self.hosted.parts]
+        saved, lacking = checkpoint.path_of(self.run.checkpoints, step), [] if self.sees_folder else names
+        with reachable(saved, lacking, self.control, self.world.transfer) as path:
+            found = found or checkpoint.read(path, names)
+            checkpoint.restore(found, self.hosted.parts)
+        for part in self.hosted.learners[:1]:
+            self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
+        self.done, self.validated = step, found.about["validated"]
+        return found.about["records"]
+
+    @property
+    def parts_to_save(self) -> list[Part]:
+        """The parts that this rank saves: of those that several ranks hold, the first of them."""
+        placement, rank = self.placement, self.world.rank
+        mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
+        mine += self.hosted.common if rank == placement.member_ranks[0] else []
+        return mine + ([self.hosted.discriminator] if self.hosted.discriminator else [])
+
+    @property
+    def members_to_evaluate(self) -> Hosted:
+        """The members that this rank evaluates: one of their replicas does."""
+        leading = {m: part for m, part in self.hosted.members.items() if self.placement.host_of[m] == self.world.rank}
+        return replace(self.hosted, members=leading)
+
+    def train_and_evaluate(self) -> None:
+        left = self.total_steps - self.done
+        result = self.run.result() if left <= 0 and self.world.reports else None
+        if result is not None:
+            self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
+        if self.control.agree(result is not None):
+            return
+        self.tracker.open()
+        if left > 0:
+            self.run.result_file.unlink(missing_ok=True)  # it is about fewer steps
+            announce(self.config, self.world, self.hosted, self.exchange, len(self.source.train), left, self.tracker)
+            self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
+        try:
+            self.train()
+            self.loader.close()
+            self.evaluate()
+        except signals.Stopped:
+            self.tracker.close("KILLED")
+            raise
+        self.tracker.close("FINISHED")
+
+    def train(self) -> None:
+        """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
+        with signals.deferred():
+            while not self.stopping and (self.validation_due or self.done < self.total_steps):
+                self.validate() if self.validation_due else self.train_epoch()
+            safe = self.save_now()
+        if self.stopping:
+            kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
+            raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")
+        if not safe:
+            raise ValueError(f"{self.run}: the last checkpoint could not be written; make room and run this again")
+
+    def train_epoch(self) -> None:
+        """What is left of the epoch, or as much of it as there is time for."""
+        epoch, start = divmod(self.done, self.steps_per_epoch)
+        for batch in self.loader.epoch(epoch, start):
+            self.ledger.add(self.done, self.step(batch))
+            self.done += 1
+            self.stopping = bool(self.asked())
+            self.asked = self.control.agree_later(signals.asked())  # read a step later: no rank waits for it
+            last = self.done == self.total_steps
+            every = (self.config.log.every_steps, self.config.checkpoint.every_steps, self.steps_per_epoch)
+            if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):
+                self.sync_and_log()
+            if self.stopping or last:
+                return
+
+    def sync_and_log(self) -> None:
+        """All ranks: one host synchronisation, values and reports to rank 0, an agreement on what comes next."""
+        values, fault = self.ledger.drain()
+        scales = {part.name: self.step.scaler.state_dict() for part in self.hosted.learners}
+        records = self.control.report(
+            {
+                "values": values,
+                "fault": fault,
+                "written": self.saver.report(),
+                "loss_scales": scales,
+                "system": environment.node_figures(self.world),
+            }
+        )
+        self.saver.receive([record["written"] for record in records])
+        due = self.world.reports and not self.validation_due and self.saver.due(self.done)
+        agreed = self.control.agree(FAULT if fault else SAVE if due else GO_ON)
+        if agreed == FAULT:
+            raise_first([record["fault"] for record in records])
+        for record in records:
+            self.tracker.add(record["values"])
+            self.loss_scales |= record["loss_scales"]
+        if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
+            self.tracker.summarise(self.done, self.done / self.steps_per_epoch, self.schedules())
+            figures = self.pace.figures(self.done)
+            for record in records:
+                figures |= record["system"]
+            self.tracker.log_system(self.done, figures)
+        if agreed == SAVE:
+            self.saver.start(self.done, self.about())
+
+    def schedules(self) -> dict[str, float]:
+        """The values of the last step, of the schedules that the method follows."""
+        epoch, step = divmod(self.done - 1, self.steps_per_epoch)
+        now = self.step.schedules.at(epoch + step / self.steps_per_epoch)
+        delta = self.config.redundancy.delta_for(len(self.method.compared(self.config.num_members)))
+        values = {"log_beta": now.log_beta, "ramp_up": now.ramp_up, "covariance": now.covariance, "delta": delta}
+        followed = {name: value for name, value in values.items() if name in self.method.follows}
+        return {"learning_rate": now.learning_rate, **followed}
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint must say beside its parts."""
+        return {
+            "records": self.tracker.kept(),
+            "validated": self.validated,
+            "loss_scales": {**self.loss_scales},
+            "data": self.source.data_digest,
+            "source": {name: list(getattr(self.source, name)) for name in ("class_names", "mean", "std")},
+        }
+
+    def save_now(self) -> bool:
+        """All ranks: wait until the present state is on the disk; whether it is."""
+        safe = self.saver.finish()
+        if not safe or self.saver.step != self.done:
+            self.saver.start(self.done, self.about())
+            safe = self.saver.finish()
+        return safe
+
+    @property
+    def validation_due(self) -> bool:
+        epochs, rest = divmod(self.done, self.steps_per_epoch)
+        at_the_end = self.done >= self.total_steps or (rest == 0 and epochs % self.config.evaluate.every_epochs == 0)
+        return self.validated < self.done and at_the_end and len(self.source.val) > 0
+
+    def validate(self) -> None:
+        split = self.source.val
+        readings = None
+        with contextlib.suppress(signals.Stopped), signals.interruptible():
+            readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device)
+        self.stopping = bool(self.control.agree(readings is None))
+        if readings is None or self.stopping:
+            return
+        shape = (len(split), self.source.num_classes)
+        logits = self.control.collect(
+            {member: reading.logits_NK for member, reading in readings.items()},
+            [shape] * self.placement.num_members,
+            self.placement.host_of,
+        )
+        if logits is not None:
+            measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
+            named = {f"val/{name}": value for name, value in measures.items()}
+            self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
+        self.validated = self.done
+        self.sync_and_log()
+
+    def evaluate(self) -> None:
+        """The last weights, never the best on test (docs/choices.md, 20)."""
+        config, members = self.config, range(self.placement.num_members)
+        w = None
+        if self.world.reports:
+            found = checkpoint.read(checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator"])
+            w = load_discriminator(config, self.method, self.source.num_classes, found)
+        evaluator = Evaluator(
+            self.members_to_evaluate,
+            members,
+            self.placement.host_of,
+            self.control,
+            self.world.device,
+            self.source,
+            w,
+            feature_dims(config, len(members)),
+            self.method.student(len(members)),
+        )
+        with signals.interruptible():  # everything is saved: nothing is lost by ending at once
+            result = evaluator.evaluate(config.evaluate, config.ood, config.data.root, self.run)
+        if result is not None:
+            self.tracker.say(show(result))
+
+
+def refuse_empty_shares(num_images: int, batch_size: int, replicas: int) -> None:
+    last = num_images % batch_size or batch_size
+    if last < replicas:
+        raise ValueError(
+            f"the last batch of an epoch has {last} of {num_images:,} images, too few for "
+            f"ensemble.replicas={replicas}: write batch_size={batch_size + 1}, or any that leaves more"
+        )
+
+
+def raise_first(faults: list[str | None]) -> NoReturn:
+    """On rank 0 the fault of whoever had one; the others received no records and just end."""
+    told = [fault for fault in faults if fault]
+    raise ValueError(told[0]) if told else EndedElsewhere

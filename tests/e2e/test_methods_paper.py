@@ -1,0 +1,144 @@
+"""The paper's cells are what their names say; launch/paper runs and continues them; a student is measured alone."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from dicedist import evaluate, paper, train
+from dicedist.cluster.signals import Stopped
+from dicedist.config import compose_config
+from dicedist.config.compose import CONF
+from dicedist.runs import jobs
+from dicedist.runs.run import Run
+
+COUNTS = {"cifar100": 81, "cifar10": 18, "size": 40, "deterministic": 7, "codistillation": 23, "small": 6}
+NAME = re.compile(r"(?P<network>\w+)-(?P<structure>net|branch)(?P<size>\d+)-(?P<method>[a-z_]+)")
+
+
+def test_every_cell_is_what_its_name_says():
+    cells = paper.find_cells()
+    for cell in cells:
+        lines = (CONF / "experiment" / f"{cell.name}.yaml").read_text().splitlines()
+        assert lines[1].startswith("#") and lines[1].endswith(f" -m dicedist.train experiment={cell.name}")
+        written = yaml.safe_load("\n".join(lines))
+        chosen = {
+            name.removeprefix("override /"): value for entry in written["defaults"] for name, value in entry.items()
+        }
+        folder, file = cell.name.split("/")
+        assert written["run"]["name"] == f"{folder}-{file}-seed${{seed}}"
+        if folder != paper.SMALL:
+            said = NAME.match(file)
+            assert (chosen["data"], chosen["network"], chosen["method"]) == (folder, said["network"], said["method"])
+            assert f"{written['structure']}{written['ensemble']['size']}" == said["structure"] + said["size"]
+    for name, count in COUNTS.items():
+        assert sum(figure.table == name for cell in cells for figure in cell.figures) == count, name
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("cifar100/resnet32-net4-dice", ("cifar100", "ensemble", "77.92 +- 0.08")),
+        ("cifar100/resnet32-branch4-okddip_dice-t2", ("codistillation", "student", "74.95 +- 0.15")),
+        ("cifar100/resnet32-net10-dice", ("size", "ensemble", "79.35")),
+        ("small/dice", ("small", "ensemble", "-")),
+    ],
+)
+def test_figures_are_read_from_the_head(name, line):
+    cell = next(cell for cell in paper.find_cells() if cell.name == name)
+    assert line in [(figure.table, figure.predictor, str(figure)) for figure in cell.figures]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "write --table NAME"),
+        (["--cell", "cifar10/resnet32-branch4-dic"], "did you mean cifar10/resnet32-branch4-dice"),
+        (["--table", "cifar"], "write one of cifar10, cifar100"),
+        (["--table", "cifar10", "--seeds", "a"], "--seeds a: write 0,1,2"),
+        (["--table", "cifar10", "--nproc", "0"], "write a number above 0"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        paper.run(arguments)
+
+
+class Trainings:
+    """Stands for the processes: each leaves what a finished run leaves, or ends with the code that it is told to."""
+
+    def __init__(self, codes):
+        self.codes, self.commands = list(codes), []
+
+    def __call__(self, command, **settings):
+        self.commands.append(command)
+        self.code = self.codes.pop(0)
+        if self.code == 0:
+            overrides = command[command.index("dicedist.train") + 1 :]
+            config = compose_config(overrides)
+            folder = Run.of(config).directory
+            folder.mkdir(parents=True)
+            Run(folder).save_config(config)
+            accuracies = {"ensemble": {"accuracy": 0.77 + 0.01 * config.seed}, "student": {"accuracy": 0.74}}
+            (folder / "evaluation.json").write_text(json.dumps(accuracies))
+        return self
+
+    def wait(self):
+        return self.code
+
+
+def run_paper(monkeypatch, tmp_path, codes, *arguments):
+    trainings = Trainings(codes)
+    monkeypatch.setattr(jobs.subprocess, "Popen", trainings)
+    cell = ["--cell", "cifar100/resnet32-branch3-okddip", "--dir", str(tmp_path)]
+    try:
+        paper.run([*cell, *arguments])
+    finally:
+        assert not trainings.codes
+    return trainings.commands
+
+
+def test_runs_over_seeds_are_skipped_when_done_and_continued_when_not(monkeypatch, tmp_path, capsys):
+    with pytest.raises(Stopped):
+        run_paper(monkeypatch, tmp_path, [0, 75], "--seeds", "0,1,2")
+    assert "77.00" in capsys.readouterr().out  # what there is, also when stopped
+    commands = run_paper(monkeypatch, tmp_path, [0, 0], "--seeds", "0,1,2", "--nproc", "2")
+    assert [command[-2] for command in commands] == ["seed=1", "seed=2"]
+    assert commands[0][1:5] == ["-m", "dicedist.launch", "--nproc_per_node=2", "-m"]
+    lines = [re.sub(" {2,}", "|", line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-2:] == [
+        "cifar100/resnet32-branch3-okddip|ensemble|75.37 +- 0.32|78.00 +- 1.00|3 of 3",
+        "cifar100/resnet32-branch3-okddip|student|73.90 +- 0.15|74.00 +- 0.00|3 of 3",
+    ]
+    assert run_paper(monkeypatch, tmp_path, [], "--seeds", "0,1,2") == []
+
+
+def test_a_run_of_another_length_does_not_count(monkeypatch, tmp_path):
+    run_paper(monkeypatch, tmp_path, [0], "--seeds", "0", "max_steps=3")
+    with pytest.raises(FileExistsError):  # it was started: the real one would continue in the folder
+        run_paper(monkeypatch, tmp_path, [0], "--seeds", "0")
+
+
+def test_failed_runs_are_named_and_refused_ones_end_it(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="failed, see above: cifar100/resnet32-branch3-okddip seed 0; the same"):
+        run_paper(monkeypatch, tmp_path, [1, 0], "--seeds", "0,1")
+    with pytest.raises(ValueError, match="refused, see above"):
+        run_paper(monkeypatch, tmp_path, [2], "--seeds", "2,3")
+
+
+def test_the_student_is_measured_alone(tmp_path, capsys):
+    tiny = ["data=shapes", "network=resnet8", "ensemble.size=3", "data.train_limit=64", "batch_size=32", "epochs=1"]
+    kind = ["method=okddip_dice", "structure=branch", "tracking=none"]
+    train.run([*tiny, *kind, f"run.dir={tmp_path}", "run.name=tiny"])
+    result = json.loads((tmp_path / "tiny" / "evaluation.json").read_text())
+    assert result["student"] == result["members"]["per_member"][2]
+    assert {"accuracy", "nll", "ece"} <= result["student"].keys()
+    assert result["redundancy"]["pairs"] == [[0, 1]]  # the teachers
+    assert "member 2, the student" in capsys.readouterr().out
+    saved = {path.stem for path in (tmp_path / "tiny" / "checkpoints").glob("*/*.safetensors")}
+    assert saved == {"member-0", "member-1", "member-2", "trunk", "shared", "discriminator"}
+    evaluate.run([f"run={tmp_path / 'tiny'}", "members=[2]", f"output={tmp_path / 'alone'}"])
+    alone = json.loads((tmp_path / "alone" / "evaluation.json").read_text())
+    assert alone["student"] == pytest.approx(result["student"], rel=1e-5)
+    assert alone["ensemble"]["accuracy"] == alone["student"]["accuracy"]

@@ -1,0 +1,242 @@
+"""MLflow gets what the run's folder holds: once, in order, however often training or the server went away."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from dicedist import mirror as command
+from dicedist.config import compose_config
+from dicedist.runs.run import Run
+from dicedist.tracking.mlflow import mirror
+from dicedist.tracking.mlflow.mirror import without_password
+from tests.support.servers import free_port, mirror_of
+
+SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+
+
+def a_run(directory, *overrides):
+    """A folder as training has it after its start."""
+    directory.mkdir()
+    Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
+    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
+    record(directory, range(1, 4))
+    return directory
+
+
+def record(directory, steps):
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
+
+
+def received(client, directory, name="train/members/loss"):
+    run_id = json.loads((directory / "mirror.json").read_text())["run_id"]
+    return client.get_run(run_id), [(m.step, m.value) for m in client.get_metric_history(run_id, name)]
+
+
+def follow(directory, last_word):
+    """Training that says how it ended, or nothing at all."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True
+    )
+    process.communicate(last_word, timeout=120)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """An empty sqlite store: making its tables takes seconds, so tests share it."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+    return uri, MlflowClient(uri)
+
+
+def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=resumed")
+    follow(directory, "")
+    run, losses = received(client, directory)
+    assert (run.info.status, run.info.run_name) == ("FAILED", "tiny")
+    assert losses == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert run.data.params["batch_size"] == "128" and run.data.params["method.name"] == "dice"
+    assert run.data.tags["mlflow.source.git.commit"] == "abc"
+    assert "member 0" in run.data.tags["dicedist.placement"]
+
+    # It goes back to a checkpoint after step 2 and comes to the same step 3 again, then further.
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:2]))
+    record(directory, range(3, 6))
+    follow(directory, "KILLED")
+    again, losses = received(client, directory)
+    assert (again.info.run_id, again.info.status) == (run.info.run_id, "KILLED")
+    assert [step for step, _ in losses] == [1, 2, 3, 4, 5]
+
+    result = {"ensemble": {"accuracy": 0.75}, "class_names": ["a"], "redundancy": None, "average": "logits"}
+    (directory / "evaluation.json").write_text(json.dumps(result))
+    follow(directory, "KILLED")
+    assert "test/ensemble/accuracy" not in received(client, directory)[0].data.metrics
+
+
+@pytest.mark.timeout(300)
+def test_training_that_is_asked_to_stop_is_marked_as_killed(store, tmp_path):
+    uri, client = store
+    settings = [*SETTINGS, "data.train_limit=96", "batch_size=16", "epochs=1000", f"run.dir={tmp_path}"]
+    training = subprocess.Popen(
+        [sys.executable, "-m", "dicedist.train", *settings, f"tracking.uri={uri}", "tracking.experiment=stopped"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for line in training.stdout:
+        if line.startswith("step "):
+            training.send_signal(signal.SIGTERM)
+            break
+    training.stdout.read()
+    assert training.wait(120) == 75
+    directory = tmp_path / "tiny"
+    deadline = time.monotonic() + 120
+    while (status := received(client, directory)[0].info.status) == "RUNNING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert status == "KILLED"
+
+
+@pytest.mark.timeout(300)
+def test_trainings_that_start_at_once_share_a_new_store(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    directories = [a_run(tmp_path / name, f"tracking.uri={uri}", "tracking.experiment=both") for name in ("a", "b")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE,
+        )
+        for directory in directories
+    ]  # fmt: skip
+    told = [process.communicate("KILLED", timeout=250)[1] for process in processes]
+    assert told == ["", ""]
+    for directory in directories:
+        run, losses = received(MlflowClient(uri), directory)
+        assert run.info.status == "KILLED" and len(losses) == 3
+
+
+def test_a_half_written_line_waits(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = mirror_of(directory)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "train/mem')
+    sender.send_records()
+    assert [step for step, _ in received(client, directory)[1]] == [1, 2, 3]
+
+
+class Server:
+    """A real `mlflow server` on loopback, which may be killed and started again on what it stored."""
+
+    def __init__(self, directory):
+        self.directory, self.port = directory, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+             "--workers", "1", "--backend-store-uri", f"sqlite:///{self.directory}/server.db",
+             "--artifacts-destination", str(self.directory / "artifacts")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError("mlflow server did not come up")
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mirror, "PATIENCE", 1)
+    monkeypatch.setattr(mirror, "INTERVAL", 0.2)
+    server = Server(tmp_path)
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
+    with pytest.raises(ValueError, match="MLflow did not answer; `python -m dicedist.mirror .*tiny` sends the rest"):
+        command.run([str(directory)])
+    assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one a try
+
+    server.start()
+    try:
+        command.run([str(directory)])
+        record(directory, range(4, 6))
+    finally:
+        server.kill()
+    sender = mirror_of(directory)
+    assert not sender.attempt(sender.send_records)
+    server.start()
+    try:
+        assert sender.attempt(sender.send_records)
+        (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
+        sender.keep(status="FINISHED")
+        assert sender.attempt(sender.send_result)
+        assert sender.attempt(sender.send_status)
+        run, losses = received(MlflowClient(server.uri), directory)
+        assert [step for step, _ in losses] == [1, 2, 3, 4, 5]
+        assert run.info.status == "FINISHED" and run.data.metrics["test/ensemble/accuracy"] == 0.75
+    finally:
+        server.kill()
+
+
+def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsys):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=refused")
+    mirror_of(directory).begin()
+    client.delete_experiment(client.get_experiment_by_name("refused").experiment_id)
+    other = a_run(tmp_path / "other", f"tracking.uri={uri}", "tracking.experiment=refused")
+    command.run([str(other)])
+    told = capsys.readouterr().err
+    assert told.count("refuses to begin") == 1 and "deleted" in told
+
+
+def test_no_room_for_files_loses_nothing(store, tmp_path, capsys, monkeypatch):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
+    sender = mirror_of(directory)
+    sender.keep(status="FINISHED")
+
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    full.__name__ = "send_files"
+    monkeypatch.setattr(sender, "send_files", full)
+    assert sender.finish()
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "could not send files (`python -m dicedist.mirror` tries again)" in told
+    assert "No space left" in told
+    assert received(client, directory)[0].info.status == "FINISHED"
+    assert "send_files" not in sender.state["completed"] and "send_result" in sender.state["completed"]
+
+
+def test_passwords_are_not_shown():
+    assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
+    assert without_password("sqlite:///mlflow.db") == "sqlite:///mlflow.db"
+    with pytest.raises(ValueError, match="tracking.uri holds a password.*MLFLOW_TRACKING_PASSWORD"):
+        compose_config(["tracking.uri=https://me:secret@host"])
+
+
+def test_two_do_not_send_at_once(tmp_path):
+    directory = a_run(tmp_path / "tiny")
+    with mirror.only_one(Run(directory), wait=True), pytest.raises(ValueError, match="are being sent already"):
+        command.run([str(directory)])
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(ValueError, match="is not a run"):
+        command.run([str(tmp_path)])

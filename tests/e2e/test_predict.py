@@ -1,0 +1,156 @@
+"""Images of any kind are labelled as the ensemble labels their pixels; one that is none is a line, not the end."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dicedist import predict
+from dicedist.config import compose_config
+from dicedist.data import sources
+from dicedist.data.folder import decode_file
+from dicedist.evaluation import prediction
+from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.runs.run import Run
+from tests.support.tiny import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    train(folder, "data.split=full", "max_steps=2", "tracking=none")
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def ensemble(run):
+    return load_ensemble(Run.open(run), tell=print)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Twelve test images as files, some in a folder below."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "more").mkdir()
+    test = sources.load(compose_config(["data=shapes"]).data).test
+    for number, pixels in enumerate(test.take(torch.arange(12)).numpy()):
+        Image.fromarray(pixels).save(folder / ("more" if number % 2 else "") / f"{number:02}.png")
+    return folder
+
+
+def predicted(run, capsys, *arguments):
+    predict.run([f"run={run}", "format=jsonl", "device=cpu", *map(str, arguments)])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def expected(ensemble, path):
+    pixels = torch.from_numpy(np.array(decode_file(path, 32)))
+    with torch.inference_mode():
+        outputs = ensemble(pixels[None])
+    label = ensemble.about.class_names[outputs.pop("label")]
+    return {"label": label, **{name: pytest.approx(outputs[name].item(), abs=1e-5) for name in prediction.COLUMNS}}
+
+
+def test_a_folder_in_batches(run, ensemble, photos, capsys):
+    rows = predicted(run, capsys, photos, "batch_size=5")
+    files = sorted(photos.rglob("*.png"))
+    assert rows == [{"path": str(file), **expected(ensemble, file)} for file in files]
+
+
+def test_files_patterns_and_a_list_on_standard_input(run, photos, capsys, monkeypatch, tmp_path):
+    odd = tmp_path / "a=b.png"
+    odd.write_bytes((photos / "00.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    listed = f"{photos / '02.png'}\n\n{photos / 'lost.png'}\n".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed)))
+    rows = predicted(run, capsys, photos / "more" / "03.png", "./a=b.png", photos / "**" / "0[13].png", "-")
+    named = [os.path.basename(row["path"]) for row in rows]
+    assert named == ["03.png", "a=b.png", "01.png", "03.png", "02.png", "lost.png"]
+    assert ["error" in row for row in rows] == [False] * 5 + [True]
+
+
+def test_any_format_mode_and_size(run, ensemble, tmp_path, capsys):
+    colours = Image.fromarray(np.random.default_rng(0).integers(256, size=(70, 50, 3), dtype=np.uint8))
+    for mode, name in (("L", "a.png"), ("RGBA", "b.webp"), ("CMYK", "c.jpg"), ("P", "d.gif"), ("1", "e.bmp")):
+        colours.convert(mode).save(tmp_path / name)
+    colours.resize((3, 900)).save(tmp_path / "f.tiff")
+    Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40).save(tmp_path / "g.png")
+    rows = predicted(run, capsys, tmp_path)
+    assert rows == [{"path": str(file), **expected(ensemble, file)} for file in sorted(tmp_path.iterdir())]
+
+
+def test_a_corrupt_image_is_a_line(run, photos, tmp_path, capsys):
+    whole = (photos / "00.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "good.png").write_bytes(whole)
+    (tmp_path / "two\nlines.png").write_text("no image")
+    rows = predicted(run, capsys, tmp_path, "batch_size=1")
+    assert [row.get("error") is None for row in rows] == [False, False, True, False]
+
+    predict.run([f"run={run}", str(tmp_path)])
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["path", "label", "confidence", "disagreement", "ood", "score"]
+    assert len(lines) == 4 and [" error: " in line for line in lines] == [True, True, False, True]
+    figures = [rows[2][name] for name in prediction.COLUMNS]
+    assert lines[2].split() == [rows[2]["path"], rows[2]["label"], *(f"{figure:.3f}" for figure in figures)]
+    assert header.index("confidence") + len("confidence") == lines[2].index(f"{figures[0]:.3f}") + 5
+
+
+def test_one_member_into_a_file(run, photos, tmp_path, capsys):
+    predict.run([f"run={run}", str(photos), "format=jsonl", f"output={tmp_path / 'out.jsonl'}", "members=[1]"])
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(rows) == 12 and {row["disagreement"] for row in rows} == {0.0}
+    assert capsys.readouterr().out == ""
+
+
+def test_no_more_than_two_batches_are_in_memory(ensemble, photos, monkeypatch):
+    begun = []
+    monkeypatch.setattr(prediction, "decode_file", lambda path, size: begun.append(path) or decode_file(path, size))
+    rows = prediction.predict(ensemble, [str(photos / "00.png")] * 1000, batch_size=10)
+    assert sum(map(len, islice(rows, 3))) == 30
+    rows.close()
+    assert len(begun) <= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["photo.png"], "photo.png: there is no such file or folder"),
+        (["*.nothing"], r"\*.nothing: no images found"),
+        (["."], r"\.: no images found"),
+        ([], "name images: files, folders"),
+        (["text.txt"], "no image could be read: text.txt: cannot identify image file"),
+        ([".", "format=csv"], "format=csv: write one of table, jsonl"),
+        ([".", "device=tpu"], "device=tpu: write one of auto, cpu, cuda"),
+        ([".", "batch_size=0"], "batch_size=0: write a whole number from 1"),
+        ([".", "memebers=[0]"], "memebers: there is no such key; did you mean members"),
+        ([".", "--fast"], "--fast: write key=value"),
+        (["text.txt", "members=[7]"], "the run has members 0 to 1"),
+        (["text.txt", "run=nowhere"], "nowhere is not a run"),
+        (["text.txt", "run=null"], "write run=runs/NAME and images"),
+    ],
+)
+def test_refusals(run, arguments, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "text.txt" in arguments:
+        (tmp_path / "text.txt").write_text("no image")
+    with pytest.raises(ValueError, match=line):
+        predict.run([f"run={run}", *arguments])
+
+
+def test_the_command_as_typed(run, photos, tmp_path):
+    """Its reader leaves after the first line: no reason to complain."""
+    command = [sys.executable, "-m", "dicedist", "predict", f"run={run}", *[str(photos)] * 200, "batch_size=6"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("path")
+    process.stdout.close()
+    assert "Broken" not in process.stderr.read()
+    assert process.wait() == 0

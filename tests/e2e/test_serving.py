@@ -1,0 +1,171 @@
+"""The model in MLflow answers what the evaluation measured: loaded without pickle, and over HTTP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file
+from torchvision.datasets import CIFAR10
+
+from dicedist import train
+from dicedist.data import shapes
+from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.runs.run import Run
+from tests.support.servers import free_port, mirror_of
+from tests.support.tiny import TINY
+
+NUM_IMAGES = 16
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A tiny run in an sqlite store, its model registered; the run's folder and the store."""
+    directory = tmp_path_factory.mktemp("logged")
+    uri = f"sqlite:///{directory}/mlflow.db"
+    settings = [f"tracking.uri={uri}", "tracking.experiment=serving", "tracking.register=tiny", "max_steps=3"]
+    train.run([*TINY, f"run.dir={directory}", *settings])
+    sender = mirror_of(directory / "tiny")
+    sender.keep(status="FINISHED")
+    assert sender.finish()
+    return directory / "tiny", uri
+
+
+def test_run_and_model_are_complete(logged):
+    directory, uri = logged
+    client = MlflowClient(uri)
+    state = json.loads((directory / "mirror.json").read_text())
+    run = client.get_run(state["run_id"])
+    assert run.info.status == "FINISHED"
+    measured = json.loads((directory / "evaluation.json").read_text())["ensemble"]["accuracy"]
+    assert run.data.metrics["test/ensemble/accuracy"] == measured
+    files = {file.path for file in client.list_artifacts(state["run_id"])}
+    assert {"config.yaml", "environment.json", "evaluation.json", "metrics.jsonl", "report.html", "figures"} <= files
+    assert client.get_model_version("tiny", "1").run_id == state["run_id"]
+    assert (directory.parent / "mlruns" / "serving").is_dir(), "files are beside the database, wherever it was started"
+    assert {"throughput/images_per_second", "train/members/loss", "val/ensemble/accuracy"} <= run.data.metrics.keys()
+
+
+def test_a_finished_run_that_is_started_again_leaves_mlflow_alone(logged, capsys, monkeypatch):
+    directory, uri = logged
+    before = (directory / "mirror.json").read_text()
+    monkeypatch.setattr("dicedist.tracking.tracker.start_mirror", None)
+    settings = [setting for setting in TINY if setting != "tracking=none"]
+    train.run([*settings, f"run.dir={directory.parent}", "max_steps=3", f"tracking.uri={uri}"])
+    assert "is finished, after 3 steps" in capsys.readouterr().out
+    assert (directory / "mirror.json").read_text() == before
+
+
+LOAD = """
+import json, sys, mlflow, numpy as np
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model("models:/tiny/1")
+assert "dicedist" not in sys.modules
+answers = model.predict(np.load(sys.argv[2]))
+print(json.dumps({name: np.asarray(value).tolist() for name, value in answers.items()}))
+"""
+
+
+def expected(directory):
+    logits = load_file(directory / "logits.safetensors")["logits"][:, :NUM_IMAGES]
+    return logits.mean(0).argmax(1), logits.mean(0).softmax(1)
+
+
+def check(answers, directory):
+    labels, probabilities = expected(directory)
+    assert answers["label"] == labels.tolist()
+    assert answers["class"] == [shapes.CLASS_NAMES[label] for label in labels]
+    torch.testing.assert_close(torch.tensor(answers["probabilities"]), probabilities, atol=1e-5, rtol=1e-4)
+    assert {"disagreement", "confidence", "ood_score"} <= answers.keys()
+
+
+def images(tmp_path):
+    path = tmp_path / "images.npy"
+    np.save(path, shapes.generate("test")[0][:NUM_IMAGES])
+    return path
+
+
+def test_loads_without_pickle_and_dicedist(logged, tmp_path):
+    directory, uri = logged
+    environment = {**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    told = subprocess.run(
+        [sys.executable, "-c", LOAD, uri, str(images(tmp_path))],
+        capture_output=True, text=True, env=environment, cwd=directory.parent, check=True,
+    )  # fmt: skip
+    check(json.loads(told.stdout.splitlines()[-1]), directory)
+
+
+@pytest.fixture(scope="module")
+def served(logged):
+    """Asks a `mlflow models serve` about images: [N, 32, 32, 3] uint8 in, answers by name out."""
+    directory, uri = logged
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny/1", "--env-manager", "local",
+         "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
+        cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+    def ask(images):
+        body = json.dumps({"inputs": images.tolist()}).encode()
+        url = f"http://127.0.0.1:{port}/invocations"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        return json.loads(patiently(request))["predictions"]
+
+    yield ask
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+@pytest.mark.timeout(300)
+def test_is_served_over_http(logged, served, tmp_path):
+    check(served(np.load(images(tmp_path))), logged[0])
+
+
+@pytest.mark.timeout(300)
+def test_answers_about_real_images_are_the_networks_own(logged, served, real_data):
+    photos = torch.from_numpy(CIFAR10(real_data, train=False).data[:NUM_IMAGES])
+    answers, own = served(photos.numpy()), load_ensemble(Run.open(logged[0]), images="uint8")(photos)
+    assert answers["label"] == own["label"].tolist()
+    for name in ("probabilities", "disagreement", "confidence", "ood_score"):
+        torch.testing.assert_close(torch.tensor(answers[name]), own[name], atol=1e-5, rtol=1e-4, check_dtype=False)
+
+
+def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, monkeypatch, capsys):
+    """Whoever serves its latest version would suddenly have to send other images."""
+    directory, uri = logged
+    monkeypatch.chdir(directory.parent)
+    train.run([*TINY, f"run.dir={tmp_path}", "max_steps=1"])
+    config = Run(tmp_path / "tiny").config()
+    config.tracking.uri, config.tracking.register, config.tracking.model = uri, "tiny", "float"
+    Run(tmp_path / "tiny").save_config(config)
+    sender = mirror_of(tmp_path / "tiny")
+    sender.keep(status="FINISHED")
+    assert sender.finish()
+    told = capsys.readouterr().err
+    assert "tracking.register=tiny: version 1 of that model has another signature" in told
+    assert len(MlflowClient(uri).search_model_versions("name = 'tiny'")) == 1
+    assert MlflowClient(uri).get_run(sender.state["run_id"]).outputs.model_outputs  # logged all the same
+
+
+def patiently(request):
+    deadline = time.monotonic() + 200
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read()[:1000]) from error
+        except OSError:
+            assert time.monotonic() < deadline, "the server did not come up"
+            time.sleep(0.5)

@@ -1,0 +1,64 @@
+"""A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelt key at once."""
+
+import pytest
+
+from dicedist import sweep
+from dicedist.runs import jobs, queue
+
+TINY = [
+    "data=shapes", "data.train_limit=48", "data.pipeline=torch", "batch_size=16", "network=resnet8", "max_steps=2",
+    "tracking=none",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_three_jobs_of_which_one_fails(tmp_path, capsys):
+    arguments = ["--name", "sizes", "--dir", str(tmp_path), "--nproc", "1", *TINY, "ensemble.size=2,1,3"]
+    with pytest.raises(ValueError, match=r"failed: size-1 \(logs in .*sizes\); the same command tries again"):
+        sweep.run(arguments)
+    told = capsys.readouterr().out
+    assert "size-1: failed: this method compares members" in told
+    rows = told[told.index("ensemble.size  ") :].splitlines()[2:5]
+    assert [row.split()[0] for row in rows] == ["2", "1", "3"]
+    assert [row.split()[1] == "-" for row in rows] == [False, True, False]
+    assert "<svg" in (tmp_path / "sizes" / "report.html").read_text()
+
+    with pytest.raises(ValueError, match="failed: size-1"):  # the others are finished
+        sweep.run(arguments)
+    assert capsys.readouterr().out.count(" left\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["redundancy.dleta=0.1,0.2"], "redundancy.dleta: there is no such key; did you mean redundancy.delta"),
+        (["seed=0,1", "batch_size=0"], "batch_size=0: write a number above 0"),
+        (["seed"], "write key=value"),
+        (["--at-once", "0", "seed=0,1"], "--at-once 0: write a number above 0"),
+    ],
+)
+def test_mistakes_end_it_before_the_first_job(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.setattr(jobs.subprocess, "Popen", None)
+    with pytest.raises(ValueError, match=message):
+        sweep.run(["--dir", str(tmp_path), *arguments])
+
+
+def test_names_and_values(tmp_path):
+    swept, found = sweep.combinations(
+        ["data=shapes", "redundancy.delta=0.1,auto", "seed=range(0,2)"], tmp_path, "trial"
+    )
+    assert swept == ["redundancy.delta", "seed"]
+    assert [job.name for job in found] == [
+        "delta-0.1_seed-0",
+        "delta-0.1_seed-1",
+        "delta-auto_seed-0",
+        "delta-auto_seed-1",
+    ]
+    config = found[3].config
+    assert (config.redundancy.delta, config.seed, config.run.name) == ("auto", 1, "delta-auto_seed-1")
+    assert config.tracking.experiment == "trial"
+
+
+def test_gpus_are_dealt_out(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert [queue.gpus_of(place, 3) for place in range(3)] == [[0, 1, 2], [3, 4, 5], None]

@@ -1,0 +1,79 @@
+"""Every placement of a step over ranks equals one process; its messages are the stated ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.processes import run_ranks
+from tests.support.steps import LATE, B, batch_at, build_step, configured, weights_of
+
+
+def train_on_rank(rank, world_size, overrides, num_steps):
+    """On a rank: some steps, then its parts' weights and the last values."""
+    step = build_step(configured(*overrides), rank, world_size)
+    for n in range(num_steps):
+        values = step(batch_at(n, size=B if n != 1 else 7)).values
+    return weights_of(step), {name: float(value) for name, value in values.items()}
+
+
+def together(world_size, overrides, num_steps=4):
+    weights, values = {}, {}
+    for part_weights, rank_values in run_ranks(world_size, train_on_rank, world_size, overrides, num_steps):
+        weights |= part_weights
+        values |= rank_values
+    return weights, values
+
+
+@pytest.mark.parametrize(("members", "placements"), [(2, (2, 3)), (4, (2, 3, 4, 5))])
+def test_every_placement_equals_one_process(members, placements):
+    overrides = (members, *LATE, "redundancy.delta=0.5")
+    expected, expected_values = together(1, overrides)
+    for world_size in placements:
+        weights, values = together(world_size, overrides)
+        assert weights.keys() == expected.keys()
+        for part, tensors in expected.items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(weights[part][name], tensor, atol=1e-6, rtol=1e-5)
+        for name, value in expected_values.items():
+            assert values[name] == pytest.approx(value, rel=1e-5, abs=1e-6), (world_size, name)
+
+
+def count_messages(rank, world_size, size):
+    import torch.distributed as dist
+
+    step = build_step(configured(size), rank, world_size)
+    sent = []
+    original = dist.batch_isend_irecv
+
+    def counting(operations):
+        sent.append([op.tensor.numel() * 4 for op in operations if op.op is dist.isend])
+        return original(operations)
+
+    dist.batch_isend_irecv = counting
+    try:
+        step(batch_at(0))
+    finally:
+        dist.batch_isend_irecv = original
+    return sent, step.exchange.bytes_per_step(B)
+
+
+def test_a_step_is_one_gather_and_one_scatter_of_the_stated_size():
+    size, dims = 4, 64
+    results = run_ranks(5, count_messages, 5, size)
+    sent = [group for groups, _ in results for group in groups]
+    assert len(sent) == 5 * 2  # every rank takes part in each of the two once
+    features, gradients, checksums = 2 * size * B * dims * 4, size * B * dims * 4, size * 8
+    assert sum(map(sum, sent)) == features + gradients + checksums
+    assert results[0][1] == {"features": features, "gradients": gradients, "checksums": checksums}
+
+
+def step_with_a_wrong_batch(rank, world_size):
+    step = build_step(configured(2), rank, world_size)
+    batch = replace(batch_at(0), checksum=7 if rank == 1 else 6)
+    return step(batch).out_of_step_M.tolist()
+
+
+def test_a_member_out_of_step_is_named():
+    late = run_ranks(3, step_with_a_wrong_batch, 3)[2]
+    assert late == [0, 1]

@@ -1,0 +1,115 @@
+"""A member trained by several ranks, each on its share of the batch, equals one trained by a single rank."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from dicedist.algorithm.batch import share
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronise
+from dicedist.trainer import refuse_empty_shares
+from tests.support.processes import run_ranks
+from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
+
+SIZE, BATCH = 2, 9  # not a multiple of the replicas
+CASES = {  # by the number of ranks, with two replicas
+    5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
+    4: [("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch")],
+    6: [("okddip", "net")],
+}
+
+
+def config_of(method, structure, replicas, *options):
+    replicated = (f"ensemble.replicas={replicas}", "ensemble.sync_batch_norm=true", *options)
+    size = 3 if method == "okddip" else SIZE
+    return configured(size, *STRONG, f"method={method}", f"structure={structure}", *replicated)
+
+
+def share_of(batch, step):
+    """What a replica's loader gives it."""
+    placement, rank = step.exchange.placement, step.exchange.rank
+    if not placement.members_on(rank):
+        return replace(batch, views=[])
+    rows = share(batch.size, placement.replicas, placement.replica_on(rank))
+    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], views=[view[rows] for view in batch.views])
+
+
+def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
+    """On a rank: for each case its parts' weights and the last values."""
+    results = []
+    for case in cases:
+        step = build_step(config_of(*case, replicas, *options), rank, world_size)
+        for n in range(num_steps):
+            values = step(share_of(batch_at(n, BATCH), step)).values
+        results.append((weights_of(step), {name: float(value) for name, value in values.items()}))
+    return results
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(("world_size", "cases"), CASES.items())
+def test_replicas_with_synchronised_batch_norm_equal_one_process(world_size, cases):
+    alone = train_on_rank(0, 1, cases, 1)
+    by_rank = run_ranks(world_size, train_on_rank, world_size, cases, 2)
+    for nth, case in enumerate(cases):
+        expected, expected_values = alone[nth]
+        seen = [(part, tensors) for results in by_rank for part, tensors in results[nth][0].items()]
+        assert {part for part, _ in seen} == expected.keys()
+        assert len([part for part, _ in seen if part == "member-1"]) == 2
+        for part, tensors in seen:
+            assert tensors.keys() == expected[part].keys()
+            for name, tensor in tensors.items():
+                where = (*case, part, name)
+                torch.testing.assert_close(
+                    tensor, expected[part][name], atol=1e-7, rtol=1e-6, msg=lambda m, w=where: f"{w}: {m}"
+                )
+        if "dice" in case:  # what w says is of all replicas' rows
+            w_values = by_rank[-1][nth][1]
+            assert w_values["redundancy"] == pytest.approx(expected_values["redundancy"], rel=1e-6)
+
+
+def test_without_it_weights_agree_and_statistics_are_each_replicas_own():
+    by_rank = run_ranks(5, train_on_rank, 5, [("dice", "net")], 2, ("ensemble.sync_batch_norm=false",))
+    one, other = (by_rank[rank][0][0]["member-0"] for rank in (0, 1))
+    different = {name.rpartition(".")[2] for name in one if not torch.equal(one[name], other[name])}
+    assert different == {"running_mean", "running_var"}
+
+
+def test_shares_cover_a_batch_in_order():
+    for size, replicas in [(9, 2), (128, 3), (4, 4)]:
+        rows = [row for nth in range(replicas) for row in range(size)[share(size, replicas, nth)]]
+        assert rows == list(range(size))
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm2d(4), (6, 4, 3, 3)), (nn.BatchNorm1d(4), (6, 4))])
+def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
+    torch.manual_seed(0)
+    nn.init.normal_(norm.weight)
+    plain = nn.Sequential(norm)
+    synced = nn.Sequential(type(norm)(4))
+    synced.load_state_dict(plain.state_dict())
+    synchronise(synced, lambda values: values)
+    assert isinstance(synced[0], SyncBatchNorm)
+    for network in (plain, synced):
+        network.double()
+    inputs = (3 + torch.randn(shape)).double()
+    ours, theirs = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    torch.testing.assert_close(synced(ours), plain(theirs))
+    synced(ours).square().sum().backward()
+    plain(theirs).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert synced.state_dict().keys() == plain.state_dict().keys()
+    for one, other in zip(synced.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(synced.eval()(inputs), plain.eval()(inputs))
+
+
+def test_a_batch_norm_that_cannot_be_synchronised_is_named():
+    with pytest.raises(ValueError, match="sync_batch_norm=true needs batch norms with weights.*affine=False"):
+        synchronise(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), lambda values: values)
+
+
+def test_a_last_batch_that_leaves_a_replica_without_images_is_refused():
+    refuse_empty_shares(50, 16, replicas=2)
+    with pytest.raises(ValueError, match="last batch of an epoch has 1 of 49 images, too few for ensemble.replicas=2"):
+        refuse_empty_shares(49, 16, replicas=2)

@@ -1,0 +1,204 @@
+"""The ensemble of a run answers what the evaluation of the run measured, for every kind of run, without its data."""
+
+import dataclasses
+import json
+import shutil
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dicedist import evaluate, metrics
+from dicedist.config import compose_config
+from dicedist.data import sources
+from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.evaluation.evaluator import Evaluator
+from dicedist.runs.run import Run
+from dicedist.trainer import Trainer
+from tests.support.tiny import train
+
+FEW = 24  # test images
+KINDS = {
+    "dice": [],
+    "branch": ["structure=branch"],
+    "mixed": ["network.per_member=[resnet8,wrn28_2,resnet8]"],  # D differs
+    "unconditional": ["method=ibr"],
+    "ind": ["method=ind"],
+    "student": ["method=okddip_dice"],
+}
+SHAPES = compose_config(["data=shapes"]).data
+load_all = sources.load
+
+
+def load_few(config, **settings):
+    source = load_all(config, **settings)
+    few = sources.Split(source.test.images_NHWC[:FEW], source.test.labels_N[:FEW])
+    return dataclasses.replace(source, test=few)
+
+
+def train_briefly(folder, *overrides):
+    settings = ("ensemble.size=3", "data.split=full", "batch_size=8", "max_steps=2", "tracking=none")
+    train(folder, *settings, *overrides)
+    return folder / "tiny"
+
+
+def evaluated(run, output, *arguments):
+    """The evaluation of a few images, and its scores of each of them, which it keeps as histograms only."""
+    scores, black = [], torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "load", load_few)
+        patch.setattr("dicedist.evaluation.evaluator.load_ood", lambda *settings: ({"black": black}, []))
+        patch.setattr(metrics, "ood", lambda inside_N, outside_N: scores.append(inside_N) or {})
+        patch.setattr(Evaluator, "redundancy", lambda self, held_out: None)
+        patch.setattr("dicedist.evaluation.tables.show", lambda result: "")
+        evaluate.run([f"run={run}", f"output={output}", *arguments])
+    result = json.loads((output / "evaluation.json").read_text())
+    saved = load_file(output / "logits.safetensors")
+    by_name = dict(zip(result["ood"]["black"], scores, strict=True))
+    return SimpleNamespace(logits_MNK=saved["logits"], scores=by_name, result=result)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def finished(request, tmp_path_factory):
+    run = train_briefly(tmp_path_factory.mktemp(request.param), *KINDS[request.param])
+    return SimpleNamespace(kind=request.param, run=run, evaluation=evaluated(run, run))
+
+
+@pytest.fixture(scope="module")
+def dice(tmp_path_factory):
+    return train_briefly(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def images():
+    return load_few(SHAPES).test.images_NHWC
+
+
+@torch.inference_mode()
+def assert_as_evaluated(ensemble, images, evaluation):
+    found = ensemble(images)
+    logits_NK = metrics.ensemble_logits(evaluation.logits_MNK, evaluation.result["average"])
+    temperature = evaluation.result["ensemble_tempered"]["temperature"]
+    labels = evaluation.logits_MNK.argmax(2)
+    pairs = list(combinations(range(len(labels)), 2))
+    differ = sum((labels[i] != labels[j]).float() for i, j in pairs) / max(1, len(pairs)) + torch.zeros(len(images))
+    score = evaluation.scores.get("dice_x_w", evaluation.scores["max_softmax"])
+    assert ensemble.about.temperature == pytest.approx(temperature)
+    assert found["label"].dtype == torch.int64 and found["label"].equal(logits_NK.argmax(1))
+    expected = {
+        "probabilities": logits_NK.softmax(1),
+        "confidence": (logits_NK / temperature).softmax(1).amax(1),
+        "disagreement": differ,
+        "ood_score": score,
+    }
+    assert found.keys() == {"label", *expected}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value.float(), rtol=1e-4, atol=1e-5, msg=lambda text, n=name: n + text)
+
+
+def test_answers_what_the_evaluation_measured(finished, images, monkeypatch):
+    monkeypatch.setattr(sources, "load", None)  # the data is not needed
+    ensemble = load_ensemble(Run.open(finished.run))
+    assert (ensemble.w is None) == (finished.kind == "ind")
+    assert_as_evaluated(ensemble, images, finished.evaluation)
+
+
+@pytest.mark.parametrize("finished", ["mixed", "student"], indirect=True)
+def test_some_members_and_the_other_average(finished, images, tmp_path):
+    """The temperature of what was not evaluated is fitted to the logits of what was."""
+    chosen = [0, 2]
+    own = evaluated(finished.run, tmp_path, f"members={chosen}", "average=probabilities")
+    assert_as_evaluated(load_ensemble(Run.open(finished.run), chosen, "probabilities"), images, own)
+
+
+def test_holds_what_inference_needs_and_no_more(finished):
+    ensemble = load_ensemble(Run.open(finished.run))
+    (parts,) = finished.run.glob("checkpoints/*")
+    wanted = ("weights.encoder.", "weights.classifier.", "weights.network.")
+    saved = [
+        value.numel()
+        for file in parts.glob("*.safetensors")
+        for name, value in load_file(file).items()
+        if name.startswith(wanted) or (file.stem == "trunk" and name.startswith("weights."))
+    ]
+    assert sum(value.numel() for value in ensemble.state_dict().values()) == sum(saved)
+
+
+def test_float_images(dice, images):
+    as_bytes, as_floats = load_ensemble(Run.open(dice)), load_ensemble(Run.open(dice), images="float")
+    with torch.inference_mode():
+        expected, found = as_bytes(images), as_floats(images.permute(0, 3, 1, 2) / 255)
+    assert found["label"].equal(expected["label"])
+    torch.testing.assert_close(found["probabilities"], expected["probabilities"], rtol=1e-5, atol=1e-6)
+
+
+def test_student_alone(tmp_path, images):
+    run = train_briefly(tmp_path, "method=okddip_dice", "structure=branch")
+    own = evaluated(run, run, "members=[2]")
+    student = load_ensemble(Run.open(run), "student")
+    assert student.about.members == [2] and student.w is None
+    assert_as_evaluated(student, images, own)
+
+
+def test_run_that_was_never_evaluated_says_so_once(dice):
+    told = []
+    ensemble = load_ensemble(Run.open(dice), tell=told.append)
+    assert ensemble.about.temperature == 1
+    assert len(told) == 1 and "T = 1" in told[0] and "\n" not in told[0]
+
+
+def test_real_images(tmp_path, real_data):
+    run = train_briefly(tmp_path, "data=cifar100", "data.train_limit=100")
+    evaluation = evaluated(run, run)
+    real = load_few(compose_config(["data=cifar100"]).data)
+    ensemble = load_ensemble(Run.open(run))
+    assert ensemble.about.class_names == real.class_names
+    assert_as_evaluated(ensemble, real.test.images_NHWC, evaluation)
+
+
+def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
+    """As they were once: the images tell, unless they have changed."""
+    described = load_ensemble(Run.open(train_briefly(tmp_path)), tell=print).about
+    about = Trainer.about
+    monkeypatch.setattr(Trainer, "about", lambda self: {k: v for k, v in about(self).items() if k != "source"})
+    (tmp_path / "before").mkdir()
+    run = train_briefly(tmp_path / "before")
+    assert load_ensemble(Run.open(run), tell=print).about == described
+    monkeypatch.setattr(sources, "load", lambda *_, **__: dataclasses.replace(load_all(SHAPES), data_digest="other"))
+    with pytest.raises(ValueError, match="does not say how its images were normalised, and shapes has changed"):
+        load_ensemble(Run.open(run), tell=print)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"members": [0, 3]}, "the run has members 0 to 2"),
+        ({"members": "student"}, "method=dice trains none"),
+        ({"members": "all"}, r"members=all: write numbers like \[0,2\], or student"),
+        ({"members": [True]}, "write numbers like"),
+        ({"average": "votes"}, "average=votes: write logits or probabilities"),
+        ({"images": "int8"}, "images=int8: write uint8 or float"),
+    ],
+)
+def test_what_cannot_be(dice, arguments, line):
+    with pytest.raises(ValueError, match=line):
+        load_ensemble(Run.open(dice), **arguments)
+
+
+def test_runs_that_are_none(dice, tmp_path):
+    with pytest.raises(ValueError, match="is not a run: it has no config.yaml"):
+        load_ensemble(Run.open(tmp_path))
+    for text, changed, line in (
+        ("name: resnet8", "name: resnet20", "is of another network, method or number of classes"),
+        ("  size: 3\n", "  size: 4\n", "has no member-3: it is of another method or ensemble size"),
+        ("_target_: null", "_target_: os.system", "add network.trusted=true if you trust it"),
+    ):
+        copy = tmp_path / changed.strip()
+        shutil.copytree(dice, copy)
+        config = copy / "config.yaml"
+        assert text in config.read_text()
+        config.write_text(config.read_text().replace(text, changed))
+        with pytest.raises(ValueError, match=line):
+            load_ensemble(Run.open(copy), tell=print)

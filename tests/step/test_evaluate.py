@@ -1,0 +1,162 @@
+"""A run is measured whole, in part, from its logits, by one rank or several; what cannot be measured is one line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dicedist import evaluate, metrics, train
+from dicedist.evaluation import saved
+from tests.support.processes import run_ranks
+
+TINY = [
+    "data=shapes",
+    "network=resnet8",
+    "ensemble.size=3",
+    "data.train_limit=96",
+    "batch_size=32",
+    "epochs=1",
+    "tracking=none",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of three steps."""
+    runs = tmp_path_factory.mktemp("runs")
+    train.run([*TINY, f"run.dir={runs}", "run.name=tiny", f"ood.sets={{stripes: {stripes(runs)}, lost: null}}"])
+    return runs / "tiny"
+
+
+def stripes(folder):
+    images = np.zeros((40, 32, 32, 3), np.uint8)
+    images[:, ::4] = 255
+    np.savez(folder / "stripes.npz", images=images, labels=np.zeros(40, np.int64))
+    return folder / "stripes.npz"
+
+
+def evaluated(finished, output, *arguments):
+    evaluate.run([f"run={finished}", f"output={output}", *arguments])
+    return json.loads((output / "evaluation.json").read_text())
+
+
+def test_training_leaves_every_measure(finished, capsys):
+    result = json.loads((finished / "evaluation.json").read_text())
+    saved = load_file(finished / "logits.safetensors")
+    expected = metrics.measure(saved["logits"], saved["labels"])
+    assert result["ensemble"] == pytest.approx(expected["ensemble"])
+    assert len(result["redundancy"]["nats_P"]) == 3 and 0 < result["redundancy"]["accuracy"] < 1
+    assert set(result["ood"]["stripes"]) == {
+        "max_softmax", "max_softmax_tempered", "w_only", "dice_x_w", "dice_x_w_tempered",
+    }  # fmt: skip
+    assert result["ood_missing"][0].startswith("lost: put ")
+    assert sum(result["per_class"]["count"]) == len(saved["labels"])
+    per_class = np.average(result["per_class"]["ensemble"], weights=result["per_class"]["count"])
+    assert per_class == pytest.approx(result["ensemble"]["accuracy"])
+
+
+def test_evaluating_again_gives_the_same(finished, tmp_path):
+    again = evaluated(finished, tmp_path)
+    before = json.loads((finished / "evaluation.json").read_text())
+    assert again["ensemble"] == pytest.approx(before["ensemble"], rel=1e-5)
+    assert again["redundancy"]["nats_P"] == pytest.approx(before["redundancy"]["nats_P"], rel=1e-4, abs=1e-5)
+
+
+def test_some_members_and_the_other_average(finished, tmp_path):
+    result = evaluated(finished, tmp_path, "members=[0,2]", "average=probabilities")
+    saved = load_file(finished / "logits.safetensors")
+    expected = metrics.measure(saved["logits"][[0, 2]], saved["labels"], "probabilities")
+    assert result["member_ids"] == [0, 2]
+    assert result["ensemble"] == pytest.approx(expected["ensemble"], rel=1e-4)
+    whole = json.loads((finished / "evaluation.json").read_text())["redundancy"]
+    pair = whole["pairs"].index([0, 2])
+    assert result["redundancy"]["pairs"] == [[0, 2]]
+    assert result["redundancy"]["nats_P"][0] == pytest.approx(whole["nats_P"][pair], abs=0.3)
+
+
+def test_one_member_has_no_diversity_and_says_so(finished, tmp_path, capsys):
+    result = evaluated(finished, tmp_path, "members=[1]")
+    assert set(result["diversity"].values()) == {None}
+    assert result["redundancy"] is None
+    assert "one member alone has no diversity" in capsys.readouterr().out
+
+
+def evaluate_on_rank(rank, world_size, finished, output):
+    """ranks.run_ranks has made the group already: joining it again is left out."""
+    from contextlib import contextmanager
+
+    from dicedist.cluster.world import World
+
+    @contextmanager
+    def joined(timeout):
+        yield World(rank, world_size, torch.device("cpu"))
+
+    saved.joined = joined
+    saved.world_size, saved.this_rank = lambda: world_size, lambda: rank
+    evaluate.run([f"run={finished}", f"output={output}"])
+
+
+def test_several_ranks_give_what_one_gives(finished, tmp_path):
+    run_ranks(2, evaluate_on_rank, 2, finished, tmp_path)
+    several = json.loads((tmp_path / "evaluation.json").read_text())
+    alone = json.loads((finished / "evaluation.json").read_text())
+    assert several["ensemble"] == pytest.approx(alone["ensemble"], rel=1e-5)
+    assert several["ood"]["stripes"]["dice_x_w"]["auroc"] == pytest.approx(alone["ood"]["stripes"]["dice_x_w"]["auroc"])
+
+
+def test_logits_of_any_ensemble(tmp_path):
+    logits, labels = torch.randn(4, 50, 7), torch.randint(7, (50,))
+    np.savez(tmp_path / "theirs.npz", logits=logits.numpy(), labels=labels.numpy())
+    evaluate.run([f"logits={tmp_path / 'theirs.npz'}"])
+    result = json.loads((tmp_path / "evaluation.json").read_text())
+    assert result["ensemble"]["nll"] == pytest.approx(metrics.measure(logits, labels)["ensemble"]["nll"])
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "line"),
+    [
+        (torch.zeros(2, 5, 3), torch.zeros(4, dtype=torch.int64), "logits are for 5 inputs"),
+        (torch.full((2, 5, 3), torch.nan), torch.zeros(5, dtype=torch.int64), "member 0 gave NaN"),
+        (torch.zeros(2, 5, 3), torch.full((5,), 3), "labels must be 0 to 2"),
+    ],
+)
+def test_logits_that_cannot_be_measured(logits, labels, line, tmp_path):
+    np.savez(tmp_path / "theirs.npz", logits=logits.numpy(), labels=labels.numpy())
+    with pytest.raises(ValueError, match=line):
+        evaluate.run([f"logits={tmp_path / 'theirs.npz'}"])
+
+
+def test_folders_and_files_that_are_none(finished, tmp_path):
+    with pytest.raises(ValueError, match="is not a run: it has no config.yaml"):
+        evaluate.run([f"run={tmp_path}"])
+    with pytest.raises(ValueError, match=r"write run=runs/NAME, or logits=FILE.npz"):
+        evaluate.run([])
+    (tmp_path / "logits.npz").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not an .npz or .safetensors"):
+        evaluate.run([f"logits={tmp_path / 'logits.npz'}"])
+    with pytest.raises(ValueError, match="the run has members 0 to 2"):
+        evaluate.run([f"run={finished}", "members=[0,7]"])
+    with pytest.raises(ValueError, match="is the test set of shapes itself"):
+        evaluate.run([f"run={finished}", f"ood.sets={{same: {own_test_set(tmp_path)}}}", f"output={tmp_path}"])
+
+
+def own_test_set(folder):
+    from dicedist.data.shapes import generate
+
+    images, labels = generate("test")
+    np.savez(folder / "same.npz", images=images, labels=labels)
+    return folder / "same.npz"
+
+
+def test_damaged_weights_are_named(finished, tmp_path):
+    copy = tmp_path / "damaged"
+    shutil.copytree(finished, copy)
+    (weights,) = copy.glob("checkpoints/*/member-1.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match="no intact checkpoint: .*member-1.safetensors is damaged"):
+        evaluate.run([f"run={copy}"])

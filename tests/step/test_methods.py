@@ -1,0 +1,190 @@
+"""Every method's loss and gradients equal the plain references; its messages and its refusals."""
+
+import copy
+
+import pytest
+import torch
+import yaml
+
+from dicedist.algorithm import build
+from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.schedules import Schedules
+from dicedist.cluster.exchange import routes
+from dicedist.cluster.placement import place
+from dicedist.config.compose import CONF
+from dicedist.config.schema import MethodConfig
+from tests.support.references import Ensemble
+from tests.support.steps import (
+    CASES,
+    CPU,
+    STEPS_PER_EPOCH,
+    STRONG,
+    STRUCTURES,
+    batch_at,
+    build_step,
+    configured,
+    gradients_of,
+)
+
+
+def method_named(name):
+    return MethodConfig(**yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["method"])
+
+
+def test_every_method_is_listed_with_its_structures():
+    assert sorted(path.stem for path in (CONF / "method").glob("*.yaml")) == sorted(STRUCTURES)
+    for name, structures in STRUCTURES.items():
+        assert (method_named(name).name, tuple(method_named(name).structures)) == (name, structures)
+
+
+def assert_equals_reference(config, size=11):
+    """At a step where w is trained, its memory filled, and every weight has moved."""
+    step = build_step(config)
+    step(batch_at(3, size=8))
+    hosted, num_members = step.hosted, config.ensemble.size
+    reference = Ensemble(
+        [copy.deepcopy(hosted.member(i)) for i in range(num_members)],
+        copy.deepcopy(hosted.trunk.module) if hosted.trunk else None,
+        copy.deepcopy(hosted.shared_modules),
+        copy.deepcopy(hosted.w),
+        config,
+    )
+    seen = {}
+    for part in hosted.learners:
+        part.optimizer.register_step_pre_hook(lambda *_, p=part: seen.update({p.name: gradients_of(p.module)}))
+    batch = batch_at(5, size)
+    values = step(batch).values
+    where = (batch.epoch, batch.step_in_epoch)
+    expected, gradients = reference.gradients(
+        batch.views[0],
+        batch.labels_B,
+        Schedules.of(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH),
+        [generator(CPU, config.seed, "z", *where, member) for member in range(num_members)],
+        generator(CPU, config.seed, "redundancy", *where),
+    )
+    student = step.method.student(num_members)
+    for name, value in expected.items():
+        for member in range(num_members if student is None or name != "distillation" else student):
+            own = value[member] if isinstance(value, list) else value
+            assert float(values[f"member_{member}/{name}"]) == pytest.approx(float(own.detach()), rel=1e-6, abs=1e-6), (
+                name
+            )
+    assert {(part, name) for part, named in seen.items() for name in named} == gradients.keys()
+    for (part, name), gradient in gradients.items():
+        torch.testing.assert_close(
+            seen[part][name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=f"{part} {name}": f"{n}: {m}"
+        )
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(("method", "structure"), CASES)
+def test_loss_and_gradients_equal_the_reference(method, structure):
+    assert_equals_reference(configured(3, *STRONG, f"method={method}", f"structure={structure}"))
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("method=dice", "redundancy.terms=rhs"),
+        ("method=dice", "redundancy.terms=both", "ensemble.size=2"),
+        ("method=dice", "redundancy.scale=one"),
+        ("method=dice", "redundancy.scale=none", "redundancy.terms=both", "ensemble.size=2"),
+        ("method=ce_cr", "redundancy.scale=none"),
+        ("method=cebr", "redundancy.terms=rhs", "ensemble.size=2"),
+        ("method=okddip_dice", "ensemble.size=4", "method.terms.okddip.temperature=2"),
+        ("method=one", "structure=branch", "network=wrn28_2", "ensemble.size=2"),
+        ("method=okddip", "network.per_member=[resnet8,resnet8,wrn28_2]"),
+        ("method=adp", "network.per_member=[resnet8,resnet20]", "ensemble.size=2"),
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_variants_equal_the_reference(options):
+    assert_equals_reference(configured(3, *STRONG, *options), size=7)
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_an_epoch_may_end_with_a_batch_of_one():
+    for method in ("one", "okddip", "adp"):
+        step = build_step(configured(3, f"method={method}"))
+        assert all(value.isfinite() for value in step(batch_at(0, size=1)).values.values())
+
+
+def test_student_and_who_is_compared():
+    dice, okddip_dice = (Method(method_named(name)) for name in ("dice", "okddip_dice"))
+    assert dice.student(4) is None and list(dice.compared(4)) == [0, 1, 2, 3]
+    assert okddip_dice.student(4) == 3 and list(okddip_dice.compared(4)) == [0, 1, 2]
+
+
+LOGITS, GATED, ATTENDED, FEATURES = ("logits",), ("logits", "gate"), ("logits", "query", "key"), ("mean", "scale")
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "expected"),
+    [
+        ("ind", 3, {}),
+        ("ceb", 3, {}),
+        ("adp", 2, {(0, 2): LOGITS, (1, 0): LOGITS, (1, 1): LOGITS}),
+        ("one", 2, {(0, 2): GATED, (1, 0): GATED, (1, 1): GATED}),
+        ("dice", 4, {(3, 0): FEATURES, (3, 1): FEATURES, (3, 2): FEATURES}),
+        ("dice", 2, {(1, 0): FEATURES, (1, 1): FEATURES}),
+        ("ce_cr", 4, {(3, 0): ("mean",), (3, 1): ("mean",), (3, 2): ("mean",)}),
+        ("okddip", 3, {(0, 1): ATTENDED, (0, 2): LOGITS, (1, 0): ATTENDED, (1, 2): LOGITS, (2, 0): LOGITS,
+                       (2, 1): LOGITS}),
+        ("okddip_dice", 4, {(0, 1): ATTENDED, (0, 2): LOGITS, (1, 0): ATTENDED, (1, 2): LOGITS, (2, 0): LOGITS,
+                            (2, 1): LOGITS, (3, 0): FEATURES, (3, 1): FEATURES}),
+        ("okddip_dice", 3, {(0, 1): ATTENDED, (0, 2): LOGITS, (1, 0): ATTENDED, (1, 2): LOGITS,
+                            (2, 0): (*FEATURES, "logits"), (2, 1): (*FEATURES, "logits")}),
+    ],
+)  # fmt: skip
+def test_a_rank_receives_only_what_it_needs(method, ranks, expected):
+    built = Method(method_named(method))
+    placement = place(ranks, 3, built.adversarial is not None)
+    settings = configured(3, f"method={method}").redundancy
+    found = routes(placement, built.traffic([64] * 3, 10, settings))
+    assert {(rank, member): names for (rank, member, replica), names in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "ranks", "line"),
+    [
+        (("method=okddip",), 2, 1, "method=okddip needs at least 3 members, got 2: write ensemble.size=3"),
+        (("method=okddip_dice",), 2, 1, "needs at least 3 members"),
+        (("method=adp",), 1, 1, "method=adp needs at least 2 members"),
+        (("method=okddip", "network.per_member=[resnet8,wrn28_2,resnet8]"), 3, 1, r"features D .*\[64, 128\]"),
+        (("method=one", "network.per_member=[resnet8,wrn28_2]"), 2, 1, r"trunks of one width, not \[32, 64\]"),
+        (("method=one", "network.name=torchvision/resnet18"), 2, 1, "torchvision/resnet18 has no split point"),
+        (("structure=branch", "method=ind", "network.name=torchvision/resnet18"), 2, 1, "write structure=net"),
+        (("structure=branch", "method=ind", "network.per_member=[resnet8,wrn28_2]"), 2, 1, "cannot share a trunk"),
+        (("network.per_member=[resnet8,resnet20,resnet8]",), 2, 1, "names 3 networks for 2 members"),
+        (("structure=branch", "method=ind", "precision=fp16"), 2, 2, "write precision=bf16, or use one process"),
+        (("method=okddip", "precision=fp16"), 3, 2, "write precision=bf16, or use one process"),
+        (("structure=branch", "method=ind", "data.per_member=true"), 2, 2, "data.per_member=true"),
+    ],
+)  # fmt: skip
+def test_misfits_are_one_line(options, size, ranks, line):
+    config = configured(size, *options)
+    method = Method(config.method)
+    with pytest.raises(ValueError, match=line) as raised:
+        build.check_members(config, method, size, min(ranks, size))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("method=dml", "structure=branch"), "method=dml has no structure=branch: write structure=net"),
+        (("method=cl_ilr",), "method=cl_ilr has no structure=net: write structure=branch"),
+        (("method=oddkip",), "did you mean okddip"),
+    ],
+)
+def test_a_method_without_that_structure(options, line):
+    with pytest.raises(ValueError, match=line):
+        configured(3, *options)
+
+
+def test_a_temperature_must_be_positive():
+    config = configured(3, "method=okddip", "method.terms.okddip.temperature=0")
+    with pytest.raises(ValueError, match="temperature=0 of a distillation: write a number above 0"):
+        Method(config.method)

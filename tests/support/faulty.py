@@ -1,0 +1,44 @@
+"""`dicedist.train` with a fault built in from outside: python -m tests.faulty FAULT RANK STEP key=value ...
+
+raise: an exception; hang: a step without end; nan: a weight of a member; skip: another batch than the others.
+Only in the first attempt.
+"""
+
+import os
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from dicedist.algorithm.step import Step
+from dicedist.cluster.process import command
+from dicedist.train import run
+
+
+def faulty(fault, rank, step):
+    original = Step.__call__
+
+    def call(self, batch):
+        done = batch.epoch * self.steps_per_epoch + batch.step_in_epoch
+        if (os.environ.get("RANK", "0"), done) == (rank, int(step)):
+            if fault == "raise":
+                raise RuntimeError("something that nobody thought of")
+            if fault == "hang":
+                time.sleep(3600)
+            if fault == "nan":
+                with torch.no_grad():
+                    next(iter(self.hosted.members.values())).module.classifier.weight[0, 0] = float("nan")
+            if fault == "skip":
+                batch = replace(batch, checksum=batch.checksum + 1)
+        return original(self, batch)
+
+    Step.__call__ = call
+
+
+if __name__ == "__main__":
+    fault, rank, step, *arguments = sys.argv[1:]
+    sys.argv[1:] = arguments
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        faulty(fault, rank, step)
+    command(run)

@@ -1,0 +1,182 @@
+"""Both pipelines against torchvision's own crop, flip and normalise, on real images, and against each other."""
+
+import builtins
+import dataclasses
+import itertools
+import logging
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional as reference
+
+from dicedist import data
+from dicedist.data.order import augmentation, num_batches
+from dicedist.data.pipeline import Loader, RawBatch, TorchPipeline, evaluation_batches, pipeline_for
+from dicedist.data.sources import Split, load
+
+CPU = torch.device("cpu")
+BACKENDS = ["torch", "dali"]
+
+
+@pytest.fixture(autouse=True)
+def need_dali(request):
+    if "backend" in request.fixturenames and request.getfixturevalue("backend") == "dali":
+        pytest.importorskip("nvidia.dali")
+
+
+@pytest.fixture(scope="module")
+def cifar(real_data, data_config):
+    """1,000 training images of CIFAR-100."""
+    source = load(data_config("cifar100"))
+    few = Split(source.train.images_NHWC[:1000].clone(), source.train.labels_N[:1000])
+    return dataclasses.replace(source, train=few)
+
+
+def loader(source, config, backend, members=(0,), seed=0, batch_size=128):
+    config = dataclasses.replace(config, pipeline=backend)
+    return Loader(source.train, config, source, batch_size, seed, CPU, members)
+
+
+def by_torchvision(image_HWC, start, flip, source):
+    padded = reference.pad(Image.fromarray(image_HWC.numpy()), [4])
+    image = reference.crop(padded, int(start[0]) + 4, int(start[1]) + 4, 32, 32)
+    image = reference.hflip(image) if flip else image
+    return reference.normalize(reference.to_tensor(image), source.mean, source.std)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_are_torchvisions(cifar, data_config, backend):
+    config = data_config("cifar100")
+    batch = next(iter(loader(cifar, config, backend).epoch(4)))
+    drawn = augmentation(0, 4, 0, 128, config)
+    images = cifar.train.take(batch.indices_B)
+    expected = [by_torchvision(*one, cifar) for one in zip(images, drawn.starts_B2, drawn.flips_B, strict=True)]
+    (views,) = batch.views
+    assert torch.allclose(views, torch.stack(expected), rtol=0, atol=1e-6)
+    assert views.dtype == torch.float32 and views.is_contiguous(memory_format=torch.channels_last)
+    assert batch.labels_B.equal(cifar.train.labels_N[batch.indices_B])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_crop_and_flip(cifar, data_config, backend):
+    """All 9 x 9 x 2 augmentations, corners included."""
+    config = data_config("cifar100", pipeline=backend)
+    every = torch.tensor(list(itertools.product(range(-4, 5), range(-4, 5), (0, 1))), dtype=torch.int32)
+    drawn = augmentation(0, 0, 0, len(every), config)._replace(starts_B2=every[:, :2], flips_B=every[:, 2].bool())
+    images = cifar.train.take(torch.arange(len(every)))
+    (views,) = pipeline_for(config, cifar, len(every), CPU).stream([RawBatch(images, drawn)])
+    expected = [by_torchvision(*one, cifar) for one in zip(images, drawn.starts_B2, drawn.flips_B, strict=True)]
+    assert torch.allclose(views, torch.stack(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cutout_blanks_a_square(cifar, data_config, backend):
+    config = data_config("cifar100", augment="cutout", cutout_size=9)
+    batch = next(iter(loader(cifar, config, backend).epoch(0)))
+    drawn = augmentation(0, 0, 0, 128, config)
+    uncut = TorchPipeline(config, cifar, CPU)
+    expected = uncut.view(RawBatch(cifar.train.take(batch.indices_B), drawn._replace(cutout_B2=None)))
+    for image, (y, x) in zip(expected, drawn.cutout_B2.tolist(), strict=True):
+        image[:, max(y - 4, 0) : y + 5, max(x - 4, 0) : x + 5] = 0
+    assert torch.allclose(batch.views[0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("augment", ["basic", "none", "cutout"])
+def test_dali_equals_torch(real_data, data_config, name, augment):
+    pytest.importorskip("nvidia.dali")
+    source = load(data_config(name))
+    config = data_config(name, augment=augment, num_threads=2)
+    last = num_batches(len(source.train), 500) - 6
+    pairs = zip(*(loader(source, config, backend, batch_size=500).epoch(7, last) for backend in BACKENDS), strict=True)
+    for ours, dalis in pairs:
+        assert ours.checksum == dalis.checksum and ours.labels_B.equal(dalis.labels_B)
+        assert torch.allclose(ours.views[0], dalis.views[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_restart_in_the_middle_of_an_epoch(cifar, data_config, backend):
+    config = data_config("cifar100")
+    whole = list(loader(cifar, config, backend).epoch(2))  # all held at once: no view may be overwritten
+    assert [len(batch.labels_B) for batch in whole] == [128] * 7 + [104]
+    assert torch.cat([batch.indices_B for batch in whole]).sort().values.equal(torch.arange(1000))
+    rest = list(loader(cifar, config, backend).epoch(2, start=5))
+    assert [batch.step_in_epoch for batch in rest] == [5, 6, 7]
+    for ours, theirs in zip(whole[5:], rest, strict=True):
+        assert ours.checksum == theirs.checksum and ours.views[0].equal(theirs.views[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_abandoned_epoch_leaves_nothing_behind(cifar, data_config, backend):
+    config = data_config("cifar100")
+    used = loader(cifar, config, backend)
+    for batch in used.epoch(0):
+        if batch.step_in_epoch == 2:
+            break
+    after, expected = list(used.epoch(1)), list(loader(cifar, config, backend).epoch(1))
+    assert len(after) == len(expected) == 8
+    assert all(a.views[0].equal(b.views[0]) for a, b in zip(after, expected, strict=True))
+    assert list(used.epoch(1, start=8)) == []
+    used.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("per_member", [False, True])
+def test_placements_agree(cifar, data_config, backend, per_member):
+    """Four members in one process, or one on each of four ranks, and the discriminator's rank."""
+    config = data_config("cifar100", per_member=per_member)
+    together = list(loader(cifar, config, backend, members=range(4)).epoch(0))
+    for member in range(4):
+        alone = loader(cifar, config, backend, members=[member]).epoch(0)
+        for ours, theirs in zip(together, alone, strict=True):
+            assert ours.checksum == theirs.checksum and len(theirs.views) == 1
+            assert ours.views[member if per_member else 0].equal(theirs.views[0])
+    views = together[0].views
+    assert len(views) == (4 if per_member else 1)
+    assert not any(views[i].equal(views[j]) for i in range(len(views)) for j in range(i))
+    labels_only = dataclasses.replace(cifar, train=Split(None, cifar.train.labels_N))
+    for ours, theirs in zip(together, loader(labels_only, config, backend, members=()).epoch(0), strict=True):
+        assert ours.checksum == theirs.checksum and theirs.views == [] and ours.labels_B.equal(theirs.labels_B)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_make_no_difference(cifar, data_config, backend):
+    one, two = (
+        list(loader(cifar, data_config("cifar100", num_threads=threads), backend).epoch(0)) for threads in (1, 2)
+    )
+    assert all(a.views[0].equal(b.views[0]) for a, b in zip(one, two, strict=True))
+
+
+def test_evaluation_sees_the_images_as_they_are(cifar):
+    batches = list(evaluation_batches(cifar.train, cifar, 300, CPU))
+    assert [len(labels) for _, labels in batches] == [300, 300, 300, 100]
+    assert list(evaluation_batches(Split(cifar.train.images_RHWC, torch.empty(0)), cifar, 300, CPU)) == []
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert labels.equal(cifar.train.labels_N)
+    expected = [by_torchvision(image, (0, 0), False, cifar) for image in cifar.train.images_NHWC[:50]]
+    assert torch.allclose(images[:50], torch.stack(expected), rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def without_dali(monkeypatch):
+    real_import = builtins.__import__
+
+    def refusing(name, *args, **kwargs):
+        if name.startswith("nvidia.dali"):
+            raise ImportError("No module named 'nvidia.dali'")
+        return real_import(name, *args, **kwargs)
+
+    data._dali_obstacle.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    yield
+    data._dali_obstacle.cache_clear()
+
+
+def test_no_dali_for_this_platform(without_dali, cifar, data_config, caplog):
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        assert isinstance(pipeline_for(data_config("cifar100"), cifar, 8, CPU), TorchPipeline)
+    assert len(caplog.records) == 1 and "torch augments the images instead" in caplog.text
+    with pytest.raises(ValueError, match="^data.pipeline=dali: DALI cannot be imported here .* data.pipeline=torch$"):
+        pipeline_for(data_config("cifar100", pipeline="dali"), cifar, 8, CPU)

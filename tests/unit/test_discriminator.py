@@ -1,0 +1,187 @@
+"""w equals the paper's literal network, in value and gradient; its estimate recovers known information."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.discriminator import Discriminator, PairClassifier
+from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import RedundancyConfig
+from dicedist.evaluation.redundancy import PREDICTED, estimate, fit
+from tests.support.literal import literal_of
+
+CONFIG = RedundancyConfig(
+    delta="auto", delta_by_size=[[2, 0.1], [3, 0.15], [4, 0.2], [5, 0.22], [6, 0.25]], tau=10, num_samples=4,
+    num_steps=4, negatives=4, max_pairs=None, memory=4, lr=0.005, scale="predicted", terms="lhs",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_members", "feature_dim", "num_classes"), [(2, 8, 5), (4, 16, 10), (5, 64, 100)])
+def test_equals_the_literal_network(num_members, feature_dim, num_classes):
+    torch.manual_seed(0)
+    network = PairClassifier(num_members, feature_dim, num_classes)
+    literal = literal_of(network)
+    batch = 12
+    labels = torch.randint(num_classes, (batch,))
+    z = torch.randn(num_members, batch, feature_dim, requires_grad=True)
+    z_literal = z.detach().clone().requires_grad_()
+    pairs = [(i, j) for i in range(num_members) for j in range(i + 1, num_members)]
+    projected, of_class = network.project(z), network.of_class(labels)
+    first = torch.stack([projected[i] + projected[j] + of_class.first_BH for i, j in pairs])
+    ours = network.logits(first, of_class)
+    slots = torch.zeros(len(pairs), batch, num_members, feature_dim)
+    for row, (i, j) in enumerate(pairs):
+        slots[row, :, i], slots[row, :, j] = z_literal[i], z_literal[j]
+    theirs = literal(slots.view(len(pairs) * batch, -1), labels.repeat(len(pairs))).view_as(ours)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    weights = torch.randn_like(ours)
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    torch.testing.assert_close(z.grad, z_literal.grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([network.slots_MDH.grad.flatten(0, 1), network.embedding_first_EH.grad]).T,
+        literal.first.weight.grad, atol=1e-5, rtol=1e-4,
+    )  # fmt: skip
+    torch.testing.assert_close(network.embedding_KE.grad, literal.embedding.weight.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(network.last.weight.grad, literal.last.weight.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_blockwise_equals_autograd():
+    torch.manual_seed(2)
+    w = Discriminator(CONFIG, 3, 8, 5, True, seed=0).double()
+    labels = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    means, scales = torch.randn(3, 7, 8).double(), torch.rand(3, 7, 8).double()
+    draws = torch.Generator()
+    results = []
+    for differentiate in (w.differentiate, partial(by_autograd, w)):
+        draws.manual_seed(5)
+        w.zero_grad()
+        compared = w.compare(means, scales, labels, w.pairs_P2, 4, PREDICTED, draws)
+        results.append(
+            (*differentiate(compared, *compared.targets()), *(p.grad.clone() for p in w.network.parameters()))
+        )
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+
+
+def by_autograd(w, compared, targets, weights):
+    logits = w.logits(compared)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
+    loss.backward()
+    return loss.detach(), logits.detach()
+
+
+def test_half_precision_is_close_and_its_answer_whole():
+    """As on a GPU with precision=bf16; here on the CPU, without blocks."""
+    torch.manual_seed(0)
+    w = discriminator()
+    means, labels = torch.randn(3, 16, 8), torch.randint(5, (16,))
+    draws = partial(torch.Generator().manual_seed, 1)
+    whole, halved = [], []
+    for halves, results in ((False, whole), (True, halved)):
+        leaf = means.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            terms = w.redundancy(leaf, torch.rand(3, 16, 8).fill_(0.5), labels, w.pairs_P2, PREDICTED, draws())
+        results += [terms["lhs"], torch.autograd.grad(terms["lhs"], leaf)[0]]
+    assert [value.dtype for value in halved] == [torch.float32] * 2
+    torch.testing.assert_close(halved[0], whole[0], atol=0.01, rtol=0.1)
+    assert torch.cosine_similarity(halved[1].flatten(), whole[1].flatten(), dim=0) > 0.99
+
+
+def test_unconditional_has_no_embedding_and_one_output():
+    network = PairClassifier(3, 16, 1)
+    counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    assert counts["embedding_KE"] == 0
+    assert sum(counts.values()) == (3 * 16 + 1) * 256 + 257 * 256 + 257 * 100 + 101
+
+
+def test_size_is_the_papers():
+    counts = [sum(p.numel() for p in PairClassifier(m, 64, 100).parameters()) for m in (4, 5)]
+    assert counts[1] - counts[0] == 256 * 64  # "an additional member only adds 256*d trainable weights"
+    assert counts[0] == 64 * 100 + (4 * 64 + 64 + 1) * 256 + (256 + 64 + 1) * 256 + 257 * 100 + 101 * 100
+
+
+@pytest.mark.parametrize(("members", "delta"), [(2, 0.1), (4, 0.2), (6, 0.25), (9, 0.25)])
+def test_delta_by_size(members, delta):
+    assert CONFIG.delta_for(members) == delta
+
+
+def discriminator(num_members=3, terms="lhs", scale="predicted"):
+    torch.manual_seed(1)
+    return Discriminator(replace(CONFIG, terms=terms, scale=scale), num_members, 8, 5, True, seed=0)
+
+
+def test_both_terms_are_the_sum_of_the_two_and_rhs_uses_partners_only():
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 4])
+    features = Features(torch.randn(3, 8, 8), torch.rand(3, 8, 8))
+    now = Moment(0.1, 1.0, 1.0, 0.5)
+    gradients = {}
+    for terms in ("lhs", "rhs", "both"):
+        w = discriminator(terms=terms)
+        gradients[terms], _ = w.redundancy_gradients(features, labels, now, (0, 0))
+    torch.testing.assert_close(gradients["both"], gradients["lhs"] + gradients["rhs"])
+    assert gradients["rhs"][:, 6:].abs().max() == 0  # classes 3 and 4 have no partner yet
+    assert gradients["lhs"][:, 6:].abs().min() > 0
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    alone = Features(features.means_MBD[:, 6:], features.scales_MBD[:, 6:])
+    lonely, _ = discriminator(terms="rhs").redundancy_gradients(alone, labels[6:], now, (0, 0))
+    assert lonely.abs().max() == 0
+
+
+def test_inputs_without_partner_are_counted():
+    w = discriminator()
+    labels = torch.tensor([0, 0, 1, 2])
+    features = Features(torch.randn(3, 4, 8), torch.rand(3, 4, 8))
+    optimizer = torch.optim.RMSprop(w.network.parameters(), lr=1e-3)
+    values = w.learn(optimizer, features, labels, PREDICTED, (0, 0))
+    assert values["discriminator/without_partner"] == 2
+    values = w.learn(optimizer, features, labels, PREDICTED, (0, 1))  # now the memory has them
+    assert values["discriminator/without_partner"] == 0
+
+
+def correlated(dims, rho, count, num_classes, generator):
+    """Gaussian pairs with correlation rho per dimension, given the class."""
+    labels = torch.randint(num_classes, (count,), generator=generator)
+    centres = torch.randn(2, num_classes, dims, generator=torch.Generator().manual_seed(7))
+    first = torch.randn(count, dims, generator=generator)
+    second = rho * first + math.sqrt(1 - rho**2) * torch.randn(count, dims, generator=generator)
+    means = torch.stack([first, second]) + centres[:, labels]
+    return Features(means, torch.ones_like(means)), labels
+
+
+def recovered(dims, rho, num_steps):
+    config = replace(CONFIG, num_samples=1, scale="none")
+    generator = torch.Generator().manual_seed(0)
+    train, train_labels = correlated(dims, rho, 50_000, 3, generator)
+    held_out, labels = correlated(dims, rho, 4_000, 3, generator)
+    w = fit(config, train, train_labels, 3, seed=0, num_steps=num_steps)
+    return estimate(w, held_out, labels, w.pairs_P2)
+
+
+@pytest.mark.parametrize(("dims", "rho", "num_steps"), [(4, 0.3, 500), (8, 0.6, 600)])
+def test_estimate_recovers_gaussian_information(dims, rho, num_steps):
+    truth = -0.5 * dims * math.log(1 - rho**2)
+    result = recovered(dims, rho, num_steps)
+    assert result.nats_P[0] == pytest.approx(truth, rel=0.15)
+
+
+def test_estimate_reads_zero_for_independent_features():
+    result = recovered(8, 0.0, 150)
+    assert abs(result.nats_P[0]) < 0.02
+    assert result.accuracy == pytest.approx(0.8, abs=0.01)  # four product pairs for a joint one: the best guess
+    for bin_ in result.calibration:
+        if bin_["count"] > 1000:
+            assert bin_["joint"] == pytest.approx(bin_["mean"], abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("dims", [4, 8, 16])
+@pytest.mark.parametrize("rho", [0.3, 0.5, 0.8])
+def test_estimate_recovers_gaussian_information_on_the_whole_grid(dims, rho):
+    truth = -0.5 * dims * math.log(1 - rho**2)
+    assert recovered(dims, rho, 3000).nats_P[0] == pytest.approx(truth, rel=0.15)

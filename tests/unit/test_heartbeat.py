@@ -1,0 +1,100 @@
+"""Who is blamed when a message fails, and how ranks end together."""
+
+import threading
+import time
+
+import pytest
+
+from dicedist.cluster import heartbeat
+from dicedist.cluster.heartbeat import Heartbeat
+from dicedist.cluster.process import MessageFailed
+
+
+class Store(dict):
+    """As much of torch's store as a heartbeat needs."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def get(self, key):
+        return self[key]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A function that makes the heartbeat of rank 0 of 3, quick; and where it ends."""
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "MISSED", 0.4)
+    beating, ends = [], []
+
+    def make(timeout=60.0):
+        names = ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
+        beating.append(Heartbeat(Store(), 0, names, "node0", timeout, lambda *e: ends.append(e)))
+        return beating[-1], ends
+
+    yield make
+    for one in beating:
+        one.leave()
+
+
+def beat(store, positions, seconds, sleep=time.sleep):
+    """The pulses of other ranks for some time."""
+    for count in range(round(seconds / 0.02)):
+        for rank, position in positions.items():
+            store.set(f"pulse/{rank}", f"{count} {position}")
+        sleep(0.02)
+
+
+def test_a_store_behind_a_cut_link_is_blamed_itself(watched):
+    one, _ = watched()
+    answering = threading.Event()
+    one.store.check = lambda keys: not answering.wait(30)
+    assert one.blame() == "no answer from node0 any more: the first node is lost, or the link to it is cut"
+    answering.set()
+    del one.store.check
+
+
+@pytest.mark.parametrize(
+    ("positions", "blamed"),
+    [
+        ({2: "waiting"}, "rank 1 (b) is gone"),
+        (
+            {1: "waiting", 2: "resnet.forward"},
+            "rank 2 (c) did not answer within 60 s: it is in resnet.forward",
+        ),
+    ],
+)
+def test_who_is_blamed(watched, positions, blamed, monkeypatch):
+    one, _ = watched()
+    monkeypatch.setattr(heartbeat, "position", lambda thread: "waiting")
+    monkeypatch.setattr(time, "sleep", lambda seconds: beat(one.store, positions, seconds))  # while it waits
+    assert blamed in one.blame()
+
+
+def test_a_silent_rank_ends_the_others_after_the_timeout(watched):
+    one, ends = watched(timeout=0.3)
+    beat(one.store, {1: "waiting"}, 0.6)
+    assert ends and ends[0][0].startswith("rank 2 (c) has given no sign of life for 0 s")
+
+
+def test_where_one_rank_ended_the_others_follow(watched):
+    one, ends = watched()
+    one.store.set("ended", "75")
+    beat(one.store, {}, 0.1)
+    assert ends[0] == ("", 75)
+
+
+def test_where_a_thread_is():
+    assert heartbeat.position(-1) == "start"
+    with heartbeat.between_ranks():
+        assert heartbeat.position(-1) == "waiting"
+
+
+def test_what_fails_between_ranks_is_a_failure_of_the_group():
+    with pytest.raises(MessageFailed, match="connection reset"):
+        with heartbeat.between_ranks():
+            raise RuntimeError("connection reset")
+    assert heartbeat.position(-1) == "start"

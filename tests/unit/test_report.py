@@ -1,0 +1,438 @@
+"""The report: runs written by hand, read back as one page; what is pooled, what is missing, what is refused."""
+
+import functools
+import html
+import json
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from dicedist import metrics
+from dicedist.config import Config, compose_config
+from dicedist.config.schema import MethodConfig
+from dicedist.evaluation.evaluator import histogram, measured
+from dicedist.report import run
+from dicedist.reporting import paper
+from dicedist.reporting.labels import labels
+from dicedist.reporting.lines import Line, heights
+from dicedist.reporting.page import pictures, write_report
+from dicedist.reporting.placing import apart
+from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, read_groups, read_run, thinned
+from dicedist.reporting.svg import axis
+from dicedist.runs.run import Run
+
+SECTIONS = ("summary", "dynamics", "tradeoff", "reliability", "discriminator", "ood", "classes", "gallery", "runs")
+PICTURE = re.compile(r"<svg\b[^>]*>(?:(?:<svg\b.*?</svg>)|.)*?</svg>", re.DOTALL)
+MakeRun = Callable[..., Path]
+
+
+def write_records(folder: Path, epochs: int, compares: bool, draw: torch.Generator, until: int) -> None:
+    lines = []
+    for step in range(1, min(until, 4 * epochs) + 1):
+        now = {"step": step, "epoch": step / 4}
+        train = {"train/members/loss": 2 / step, "train/members/gradient_norm": 1 / step}
+        train |= {"schedule/learning_rate": 0.1}
+        if compares:
+            train |= {
+                "train/redundancy": 3 / step - 0.7,
+                "train/discriminator/loss": 0.64 + 1 / step,
+                "train/discriminator/accuracy": 0.66,
+            }
+        lines.append(now | train)
+        if step % 4 == 0:
+            logits = torch.randn(3, 50, 4, generator=draw) * step**0.5
+            values = metrics.validation_measures(logits, torch.arange(50) % 4)
+            lines.append(now | {f"val/{name}": value for name, value in values.items()})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ood_scores(names: list[str], draw: torch.Generator) -> dict:
+    inside, outside = torch.rand(60, generator=draw) ** 0.5, torch.rand(60, generator=draw)
+    result = metrics.ood(inside, outside) | {"histogram": [histogram(inside), histogram(outside)]}
+    return dict.fromkeys(names, result)
+
+
+def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, draw: torch.Generator) -> dict:
+    num_classes, num_inputs = len(names), 40 * len(names)
+    labels_N = torch.arange(num_inputs) % num_classes
+    logits_MNK = torch.randn(size, num_inputs, num_classes, generator=draw)
+    logits_MNK += 2 * torch.nn.functional.one_hot(labels_N, num_classes)
+    pairs = [[i, j] for j in range(size) for i in range(j)]
+    bins = [{"count": 10 * b, "mean": b / 10 + 0.05, "joint": b / 10} for b in range(1, 10)]
+    w = {"pairs": pairs, "nats_P": [0.1] * len(pairs), "accuracy": 0.7, "calibration": bins}
+    scores = ["max_softmax", "max_softmax_tempered"]
+    scores += ["w_only", "dice_x_w", "dice_x_w_tempered"] if compares else []
+    evaluation = {
+        "member_ids": list(range(size)),
+        "average": "logits",
+        "class_names": names,
+        **measured(logits_MNK, labels_N, "logits", 1),
+        "redundancy": w if compares else None,
+        "ood": {name: ood_scores(scores, draw) for name in ("svhn", "isun")},
+        "ood_missing": ["lsun_crop: put ood/lsun_crop.npz somewhere"],
+    }
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    p_MNK = logits_MNK[:, :14].softmax(2)
+    gallery = {
+        "images": torch.randint(0, 256, (14, 32, 32, 3), generator=draw, dtype=torch.uint8),
+        "labels": labels_N[:14],
+        "predictions": p_MNK.argmax(2),
+        "confidences": p_MNK.amax(2),
+        "ensemble": p_MNK.mean(0).argmax(1),
+    }
+    save_file(gallery, folder / "gallery.safetensors")
+    return evaluation
+
+
+@functools.cache
+def composed(*overrides: str) -> Config:
+    return compose_config(overrides)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Writes the folder of a run as training would leave it."""
+
+    def make(
+        name: str,
+        method: str = "dice",
+        seed: int = 0,
+        size: int = 3,
+        epochs: int = 3,
+        until: int = 10**6,
+        evaluated: bool = True,
+        class_names: tuple[str, ...] = ("circle", "square", "star", "cross"),
+        overrides: tuple[str, ...] = (),
+    ) -> Path:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        config = composed(f"method={method}", "data=shapes", *overrides)
+        config.seed, config.ensemble.size, config.epochs = seed, size, epochs
+        Run(folder).save_config(config)
+        draw = torch.Generator().manual_seed(100 * seed + len(name))
+        compares = method == "dice"
+        write_records(folder, epochs, compares, draw, until)
+        if evaluated:
+            write_evaluation(folder, size, list(class_names), compares, draw)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., str]:
+    def write(*runs: Path) -> str:
+        write_report([*map(Run.open, runs)], tmp_path / "report.html")
+        return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def parsed(text: str) -> list[ET.Element]:
+    """Every picture of the page, as XML that stands on its own."""
+    return [ET.fromstring(picture) for picture in PICTURE.findall(text)]
+
+
+def section_of(text: str, anchor: str) -> str:
+    return text.partition(f'<section id="{anchor}">')[2].partition("</section>")[0]
+
+
+def row_of(text: str, label: str) -> list[str]:
+    """The cells of the ensemble's row of the summary, without their markup."""
+    rows = re.findall(r"<tr>(.*?)</tr>", section_of(text, "summary").partition("<tbody>")[2])
+    cells = next(row for row in rows if f"{label}</th>" in row).split("<td>")[1:]
+    return [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in cells]
+
+
+def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str]) -> None:
+    runs = [make_run("ind", "ind"), make_run("ceb", "ceb"), make_run("a"), make_run("b", seed=1)]
+    runs.append(make_run("more", overrides=("redundancy.delta=0.5",)))
+    text = report(*runs)
+    assert re.findall(r'<section id="(\w+)">', text) == list(SECTIONS)
+    assert re.findall(r'href="#(\w+)"', text) == list(SECTIONS)
+    drawn = {anchor: section_of(text, anchor).count('role="img"') for anchor in SECTIONS}
+    assert drawn == {
+        "summary": 0,
+        "dynamics": 6 + 5 + 2,
+        "tradeoff": 2,
+        "reliability": 4,
+        "discriminator": 3,
+        "ood": 2 * (2 + 2 + 5 + 5),
+        "classes": 4,
+        "gallery": 0,
+        "runs": 0,
+    }
+    assert text.count("<img ") == 4 * 12
+    assert "nan" not in text.replace("nans", "").lower().split()
+    for picture in parsed(text):
+        if picture.get("role") == "img":
+            assert re.search(r"\d", picture.get("aria-label", "")), "the text says what is seen, in figures"
+            assert all(math.isfinite(float(number)) for number in picture.get("viewBox", "").split())
+
+
+def test_figures_are_also_pictures_of_their_own(make_run: MakeRun, report: Callable[..., str]) -> None:
+    found = pictures(report(make_run("a")))
+    assert {
+        "accuracy-of-the-ensemble",
+        "redundancy",
+        "accuracy-against-ensemble-size",
+        "calibration-of-w",
+    } <= found.keys()
+    for text in found.values():
+        root = ET.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("aria-label")
+
+
+def test_page_needs_no_network_and_no_script(make_run: MakeRun, report: Callable[..., str]) -> None:
+    text = report(make_run("a"))
+    assert "<script" not in text
+    assert not re.findall(r'(?:src|href)="(?!data:image/png;base64,|#)', text)
+    assert "@import" not in text and "url(" not in text
+    assert "default-src 'none'" in text
+
+
+def test_seeds_are_pooled_as_mean_and_deviation(make_run: MakeRun, report: Callable[..., str]) -> None:
+    runs = [make_run(name, seed=seed) for seed, name in enumerate(("a", "bb", "ccc"))]
+    runs.append(make_run("ind", "ind"))
+    text = report(*runs, runs[0])
+    accuracies = [json.loads((folder / "evaluation.json").read_text())["ensemble"]["accuracy"] for folder in runs[:3]]
+    mean, deviation = 100 * statistics.mean(accuracies), 100 * statistics.stdev(accuracies)
+    cells = row_of(text, "DICE")
+    assert cells[0] == "3", "a run named twice counts once"
+    assert cells[1] == f"{mean:.2f} ± {deviation:.2f}"
+    assert row_of(text, "Ind.")[0] == "1" and "±" not in row_of(text, "Ind.")[1]
+
+
+def test_best_of_each_column_is_bold(make_run: MakeRun, report: Callable[..., str]) -> None:
+    runs = {"Ind.": make_run("ind", "ind"), "CEB": make_run("ceb", "ceb"), "DICE": make_run("dice")}
+    for folder, accuracy, nll in zip(runs.values(), (0.7, 0.9, 0.9), (0.3, 0.2, 0.25), strict=True):
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        evaluation["ensemble"] |= {"accuracy": accuracy, "nll": nll}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    rows = re.findall(r'<tr>(<th scope="row".*?)</tr>', section_of(report(*runs.values()), "summary"))
+    bold = {
+        column: [label for label, row in zip(runs, rows, strict=True) if "<b>" in row.split("<td")[column]]
+        for column in (2, 4)
+    }
+    assert bold == {2: ["CEB", "DICE"], 4: ["CEB"]}
+
+
+def test_data_sets_are_not_ranked_against_each_other(make_run: MakeRun, report: Callable[..., str]) -> None:
+    text = report(make_run("a"), make_run("b", overrides=("data=cifar10",)))
+    assert "<b>" not in section_of(text, "summary")
+    assert "DICE shapes" in text and "DICE cifar10" in text
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_told_apart(make_run: MakeRun) -> None:
+    runs = [
+        make_run("a"),
+        make_run("b", seed=1, overrides=("log.every_steps=7", "checkpoint.keep=1", "run.name=x")),
+        make_run("c", overrides=("redundancy.delta=0.5",)),
+        make_run("d", overrides=("batch_size=64",)),
+        make_run("e", "ind"),
+        make_run("f", "ind", seed=3, overrides=("redundancy.delta=0.5",)),
+        make_run("g", "ind", overrides=("structure=branch",)),
+    ]
+    groups = read_groups([*map(Run, runs)])
+    assert {group.label: [recorded.run.name for recorded in group.runs] for group in groups} == {
+        "Ind. 3-net": ["e", "f"],
+        "Ind. 3-branch": ["g"],
+        "DICE 3-net δ 0.1 batch_size 128": ["a", "b"],
+        "DICE 3-net δ 0.1 batch_size 64": ["d"],
+        "DICE 3-net δ 0.5": ["c"],
+    }
+
+
+def test_folders_of_images_are_different_data(make_run: MakeRun) -> None:
+    runs = [make_run(name, overrides=("data=folder", f"data.root=/{name}")) for name in ("birds", "boats")]
+    assert [group.label for group in read_groups([*map(Run, runs)])] == ["DICE folder /birds", "DICE folder /boats"]
+
+
+def test_unknown_methods_go_by_their_own_name() -> None:
+    config = compose_config([])
+    config.method = MethodConfig("mine", {"cross_entropy": {}}, ["net"])
+    config.ensemble.size = 2
+    settings = Recorded(Run("runs/mine"), config, [], {}, {}).settings
+    assert labels([settings]) == ["mine"] and settings["method.meaning"] == 'terms {"cross_entropy": {}}'
+
+
+@pytest.mark.parametrize("until", [0, 2, 6])
+def test_stopped_run_shows_what_there_is(make_run: MakeRun, report: Callable[..., str], until: int) -> None:
+    alone = report(make_run("stopped", until=until, evaluated=False))
+    assert 'id="dynamics"' in alone and 'id="summary"' not in alone
+    assert "not evaluated: python -m dicedist.evaluate run=" in alone
+    assert ("stopped at epoch" if until else "no records of training") in alone
+    assert ("no validation" in alone) == (until < 4)
+    assert section_of(alone, "dynamics").count('role="img"') == {0: 0, 2: 3, 6: 13}[until]
+
+    beside = report(make_run("whole", "ind"), make_run("again", until=until, evaluated=False))
+    assert "Not evaluated yet: DICE." in beside
+    parsed(beside)
+
+
+def test_single_member_has_no_diversity(make_run: MakeRun, report: Callable[..., str]) -> None:
+    text = report(make_run("one", "ind", size=1))
+    assert "One member alone has no diversity: Ind." in text
+    assert "ratio-error ↑" not in text
+    assert "members averaged" not in text
+
+
+def test_names_cannot_become_markup(make_run: MakeRun, report: Callable[..., str]) -> None:
+    nasty = '<b id="x">&"\''
+    text = report(make_run(nasty, class_names=(nasty, "square", "star", "cross")))
+    assert nasty not in text and '<b id="x">' not in text
+    assert html.escape(nasty) in text
+    parsed(text)
+
+
+def test_many_classes_show_the_hardest_and_list_all(make_run: MakeRun, report: Callable[..., str]) -> None:
+    names = tuple(f"class number {k}" for k in range(30))
+    text = section_of(report(make_run("many", class_names=names)), "classes")
+    assert "the 20 hardest of 30 classes" in text
+    assert len(re.findall(r'<th scope="row">class number \d+</th>', text)) == 30
+
+
+def test_long_curves_are_averaged_over_neighbours() -> None:
+    points = [Point(x, Pooled(float(x % 2), 0.5, 2)) for x in range(4 * LONGEST_CURVE)]
+    thin = thinned(points)
+    assert len(thin) == LONGEST_CURVE
+    assert {(point.y.mean, point.y.deviation) for point in thin} == {(0.5, 0.5)}
+    assert thinned(points[:LONGEST_CURVE]) == points[:LONGEST_CURVE]
+
+
+def test_axis_leaves_out_a_spike_but_never_the_end() -> None:
+    course = [1000.0] + [float(x) for x in range(150)]
+    found = heights([Line("a", 0, [Point(x, Pooled(y, None, 1)) for x, y in enumerate(course)])])
+    assert max(found) == course[-1]
+
+
+def test_gallery_of_other_members_than_were_measured_last(make_run: MakeRun, report: Callable[..., str]) -> None:
+    folder = make_run("some")
+    path = folder / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"member_ids": [0, 2]}))
+    assert report(folder).count("<img ") == 12
+
+
+def test_paper_figures_are_quoted_for_its_own_setting_only(make_run: MakeRun, report: Callable[..., str]) -> None:
+    cell = ("data=cifar100", "network=resnet32", "data.split=full", "batch_size=128")
+    others = ("data.split=holdout", "redundancy.delta=5", "data.train_limit=100", "optimizer.lr=chen2020")
+    runs = [make_run("p", size=4, epochs=300, until=1, overrides=cell)]
+    runs += [make_run(f"q{n}", size=4, epochs=300, until=1, overrides=(*cell, o)) for n, o in enumerate(others)]
+    found = {recorded.run.name: paper.accuracy(recorded.config) for recorded in map(read_run, map(Run, runs))}
+    assert found == {"p": pytest.approx(Pooled(0.7792, 0.0008, 3)), **{f"q{n}": None for n in range(len(others))}}
+
+
+def test_cut_off_last_record_is_left_out(make_run: MakeRun) -> None:
+    folder = make_run("cut", evaluated=False)
+    path = folder / "metrics.jsonl"
+    whole = path.read_text().splitlines()
+    path.write_text("\n".join(whole) + '\n{"step": 99, "ep')
+    assert len(read_groups([Run(folder)])[0].runs[0].records) == len(whole)
+
+
+def damage_config(folder: Path) -> None:
+    (folder / "config.yaml").write_text("epochs: many")
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.yaml").unlink()
+
+
+def damage_records(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_text("not json\n" + path.read_text())
+
+
+def damage_evaluation(folder: Path) -> None:
+    (folder / "evaluation.json").write_text("{")
+
+
+def other_evaluation(folder: Path) -> None:
+    (folder / "evaluation.json").write_text("{}")
+
+
+def damage_gallery(folder: Path) -> None:
+    (folder / "gallery.safetensors").write_bytes(b"no")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (remove_config, "is not a run: it has no config.yaml"),
+        (damage_config, "is not a run of this version: epochs"),
+        (damage_records, "metrics.jsonl is damaged at line 1"),
+        (damage_evaluation, "evaluation.json is damaged: python -m dicedist.evaluate"),
+        (other_evaluation, "evaluation.json is not an evaluation of this version"),
+        (damage_gallery, "gallery.safetensors is damaged"),
+    ],
+)
+def test_bad_run_is_one_clear_line(
+    make_run: MakeRun, tmp_path: Path, harm: Callable[[Path], None], message: str
+) -> None:
+    folder = make_run("bad")
+    harm(folder)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        write_report([Run.open(folder)], tmp_path / "report.html")
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_command_writes_where_it_is_told(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new folder" / "page.html"
+    run([str(make_run("delta=0.1")), f"output={target}"])
+    assert target.read_text().startswith("<!doctype html>")
+    assert f"wrote {target}" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="name the runs to report"):
+        run([])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_axis_holds_its_values_between_few_round_ticks(values: list[float]) -> None:
+    found = axis("x", values)
+    slack = 1e-6 * (found.high - found.low)
+    assert found.low - slack <= min(values) and max(values) <= found.high + slack
+    assert 2 <= len(found.ticks) <= 8
+    assert len(set(found.texts)) == len(found.texts)
+
+
+@given(st.lists(st.floats(0, 100), max_size=8))
+def test_labels_are_kept_apart_in_order(heights: list[float]) -> None:
+    moved = apart(heights, 10, 0, 100)
+    assert all(0 <= height <= 100 for height in moved)
+    order = sorted(range(len(heights)), key=lambda place: heights[place])
+    gaps = [moved[after] - moved[before] for before, after in zip(order, order[1:], strict=False)]
+    assert all(gap > 10 - 1e-6 for gap in gaps)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not on PATH: apt-get install chromium")
+def test_browser_shows_every_section_without_complaint(
+    make_run: MakeRun, report: Callable[..., str], tmp_path: Path
+) -> None:
+    report(make_run("ind", "ind"), make_run("a"), make_run("b", seed=1))
+    quiet = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+    browser = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        *quiet,
+        "--disable-sync",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    page = f"file://{tmp_path}/report.html"
+    shown = subprocess.run(
+        [*browser, "--enable-logging=stderr", "--v=0", "--dump-dom", page], capture_output=True, text=True, timeout=120
+    )
+    assert shown.returncode == 0
+    assert "CONSOLE" not in shown.stderr
+    assert re.findall(r'<section id="(\w+)">', shown.stdout) == list(SECTIONS)
