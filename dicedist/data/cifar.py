@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: torchvision's reader, after every file has proved to be the published one."""
+"""CIFAR-10 and CIFAR-100, read by torchvision after every file was verified against its published md5."""
 
 import contextlib
 import os
@@ -39,19 +39,19 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
 
 
 def torchvisions(name: str) -> type["CIFAR10"]:
-    """Imported only now: it takes two seconds, which a command that is refused need not wait for."""
+    """torchvision is imported late: that takes two seconds, and a refused command need not wait for it."""
     from torchvision import datasets
 
     return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
 
 
 def published(kind: type["CIFAR10"]) -> dict[str, str]:
-    """File -> md5."""
+    """File name -> md5."""
     return {**dict(kind.train_list), **dict(kind.test_list), kind.meta["filename"]: kind.meta["md5"]}
 
 
 def refuse_damaged(root: Path, kind: type["CIFAR10"]) -> None:
-    """Comes before any of the files is unpickled: a pickle is a program."""
+    """Must run before any file is unpickled, because a pickle can execute code."""
     from torchvision.datasets.utils import check_integrity
 
     for file, md5 in published(kind).items():
@@ -79,7 +79,7 @@ def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
             (root / kind.base_folder).mkdir(exist_ok=True)
             for file in files:
                 os.replace(Path(partial) / file.relative_to(root), file)
-    except Exception as error:  # the network, the disk, permissions, the archive: each has exceptions of its own
+    except Exception as error:  # the network, the disk, permissions and the archive each raise their own errors
         raise ValueError(f"{name} could not be downloaded ({error}): {advice}") from error
 
 

@@ -1,4 +1,4 @@
-"""DALI: the same views as TorchPipeline, prefetched, and the decoder of image folders. Imported only where it is used.
+"""DALI: prefetches the same views as TorchPipeline, and decodes image folders. Imported only where it is used.
 
 Legend: B batch, H rows, W columns, C colours.
 """
@@ -48,7 +48,7 @@ class DaliPipeline:
             mean=[255 * mean for mean in self.source.mean],
             std=[255 * std for std in self.source.std],
             dtype=types.DALIDataType.FLOAT,
-            output_layout="HWC",  # in memory that is torch's channels_last
+            output_layout="HWC",  # the memory layout of torch's channels_last
         )
         if not cutout:
             return views
@@ -56,19 +56,19 @@ class DaliPipeline:
         return fn.erase(views, anchor=cutout[0], shape=[side, side], axes=(0, 1), fill_value=0.0)
 
     def feed(self) -> tuple[NDArray, ...]:
-        """One batch for DALI, on black borders: the crop operator takes positions within the image only, in 0..1."""
+        """One batch for DALI, with black borders: the crop operator only takes positions inside the image, in 0..1."""
         images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.raw)
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
         top_B, left_B = ((starts_B2 + reach) / (2 * reach)).unbind(1)
-        # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is none
+        # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is no driver
         fed = [padded.numpy(), left_B.contiguous().numpy(), top_B.contiguous().numpy(), flips_B.int().numpy()]
         if cutout_B2 is not None:
             fed.append((cutout_B2 - self.config.cutout_size // 2).float().numpy())
         return tuple(fed)
 
     def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
-        """One stream at a time; a new one throws away what was made ahead for one that was given up."""
+        """Only one stream at a time: a new one discards what was prefetched for an abandoned one."""
         self.raw = iter(())
         while self.run() is not None:
             pass
@@ -89,7 +89,7 @@ class DaliPipeline:
 
 
 def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:
-    """Images [B, size, size, 3] of each batch of files, or None where one of them cannot be decoded."""
+    """For each batch of files, its images [B, size, size, 3], or None if one of the files cannot be decoded."""
     done = 0
     while done < len(batches):
         pipe = _decoder(iter(batches[done:]), max(map(len, batches)), size, num_threads)
@@ -98,7 +98,7 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
                 (images,) = pipe.run()
                 yield np.asarray(images.as_cpu().as_tensor())
                 done += 1
-        except (RuntimeError, OSError):  # after which a pipeline is no longer valid
+        except (RuntimeError, OSError):  # a pipeline is no longer valid after an error
             yield None
             done += 1
 

@@ -1,4 +1,4 @@
-"""A user's own images, root/train/<class>/ and root/test/<class>/: found, decoded once, brought to one size."""
+"""A user's own images in root/train/<class>/ and root/test/<class>/: found, decoded once, resized to one size."""
 
 import logging
 import sys
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
-DECODED_AT_ONCE = 16  # files; a photograph is 36 MB before it is made small
-LISTED = 20  # corrupt files
+DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
+LISTED = 20  # corrupt files named in the log
 
-Fit = Callable[[Image.Image, int], Image.Image]  # to a square of that size
+Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 
 
 class Listing(NamedTuple):
@@ -41,7 +41,7 @@ class Corrupt(NamedTuple):
 def prepare_folder(config: DataConfig, root: Path) -> Prepared:
     listings = {split: scan(root / split) for split in ("train", "test")}
     require_same_classes(root, listings["train"].class_names, listings["test"].class_names)
-    decoder = "dali" if uses_dali(config) else "pil"  # which differ by a few levels of 255
+    decoder = "dali" if uses_dali(config) else "pil"  # their pixels differ by a few levels of 255
 
     def build(new_array: NewArray) -> dict[str, Any]:
         about: dict[str, Any] = {"class_names": listings["train"].class_names, "corrupt": {}}
@@ -79,7 +79,7 @@ def scan(folder: Path) -> Listing:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """In the folder and below, hidden files left out, always in the same order."""
+    """All images in the folder and its subfolders except hidden files, always in the same order."""
     return sorted(
         path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )
@@ -93,9 +93,9 @@ def require_same_classes(root: Path, train: list[str], test: list[str]) -> None:
 
 
 def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, num_threads: int) -> dict[int, str]:
-    """Fills the images; row -> reason of those that cannot be decoded, which stay black.
+    """Fills the images. Returns row -> reason for those that cannot be decoded, which stay black.
 
-    A batch that DALI refuses goes to PIL, which knows more formats and tells what is wrong with which file.
+    A batch that DALI refuses goes to PIL, which knows more formats and says which file is wrong and why.
     """
     size = images_NHWC.shape[1]
     starts = range(0, len(files), DECODED_AT_ONCE)
@@ -120,7 +120,7 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
 
 
 def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
-    """The short side brought to size, the middle of the long one; pixel for pixel where DALI puts them."""
+    """Resizes the short side to size and keeps the middle of the long one; every pixel is where DALI puts it."""
     width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
     return crop(image.resize((width, height), Image.Resampling.BILINEAR), size)
 
@@ -131,7 +131,7 @@ def crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def decode_file(path: Path, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
-    """The image as uint8 [size, size, 3], or why there is none."""
+    """The image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
     try:
         with Image.open(path) as image:
             return np.asarray(fit(as_rgb(image), size))
@@ -147,7 +147,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def moments(rows: NDArray[np.int64], images_NHWC: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each colour, of images scaled to 0..1."""
+    """Mean and standard deviation per colour, for images scaled to 0..1."""
     values = np.arange(256) / 255
     counts = np.zeros((3, 256))
     for start in range(0, len(rows), 1024):
@@ -156,11 +156,11 @@ def moments(rows: NDArray[np.int64], images_NHWC: NDArray[np.uint8]) -> tuple[li
     shares = counts / counts.sum(1, keepdims=True)
     mean = shares @ values
     std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
-    return mean.tolist(), np.maximum(std, 1 / 255).tolist()  # a folder of one flat colour has no deviation
+    return mean.tolist(), np.maximum(std, 1 / 255).tolist()  # std is zero if all pixels have one colour
 
 
 def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
-    """Lists what could not be decoded; ValueError if it is not to be skipped, or leaves a class without images."""
+    """Logs images that cannot be decoded; ValueError if they may not be skipped or if a class has no others."""
     about = prepared.about
     corrupt = [Corrupt(*entry) for entries in about["corrupt"].values() for entry in entries]
     if corrupt and on_corrupt == "refuse":

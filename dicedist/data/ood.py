@@ -1,6 +1,6 @@
-"""Images of other things than a model was trained on, by name or by path; a missing set is named, never invented.
+"""Out-of-distribution images, found by name or by path. A missing set is reported, never made up.
 
-ODIN's two ways (Liang et al., 2018): a set whose name ends in _crop is cut out of the middle of its images, any other
+As in ODIN (Liang et al., 2018), a set whose name ends in _crop is cropped from the middle of its images; any other set
 is resized whole.
 """
 
@@ -38,7 +38,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
 def load_ood(
     sets: Mapping[str, str | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Name -> uint8 images [N, H, W, 3] as large as the model's own, and a line of advice for each set that is missing.
+    """Name -> uint8 images [N, H, W, 3] of the model's input size, and a line of advice for each missing set.
 
     sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood.
     """

@@ -3,7 +3,7 @@
     order.py       indices, crops, flips of (seed, epoch, step)  ──┐
     sources.py     uint8 images, one copy on a node  ──────────────┴─ RawBatch ── TorchPipeline | DaliPipeline ── views
 
-Both pipelines are the same pure function of a RawBatch, to float rounding.
+Both pipelines are the same pure function of a RawBatch, up to float rounding.
 
 Legend: B batch, H rows, W columns, S either of the two, C colours.
 """
@@ -34,7 +34,7 @@ class Pipeline(Protocol):
 
 
 class Loader:
-    """Batches of a split for the members hosted here; a rank without members gets labels and checksums only."""
+    """Batches of a split for the members hosted on this rank; a rank without members gets only labels and checksums."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Loader:
         self.pipeline = pipeline_for(config, source, batch_size, device) if members else None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """From any step on, the very batches of an epoch that was not interrupted."""
+        """Batches from step `start` on, exactly those of an uninterrupted epoch."""
         steps = range(start, num_batches(len(self.split), self.batch_size))
         with contextlib.ExitStack() as stack:
             views: Iterator[Tensor] = iter(())
@@ -76,7 +76,7 @@ class Loader:
                 )
 
     def raw_batches(self, epoch: int, steps: Iterable[int]) -> Iterator[RawBatch]:
-        """Drawn by the pipeline ahead of the step that the caller is at."""
+        """The pipeline reads these ahead of the caller's current step."""
         for step in steps:
             indices_B = self.indices(epoch, step)
             rows = self.rows(len(indices_B))
@@ -92,7 +92,7 @@ class Loader:
         return share(size, self.replicas, self.replica)
 
     def close(self) -> None:
-        """Ends DALI's threads and gives its memory back."""
+        """Ends DALI's threads and frees its memory."""
         self.pipeline = None
 
 
@@ -105,7 +105,7 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
 
 
 class TorchPipeline:
-    """On the CPU in the calling thread, or ahead of it in others; on CUDA all is queued behind the images' bytes."""
+    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy."""
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
         self.device = device
@@ -135,7 +135,7 @@ class TorchPipeline:
         return views_BCHW if cutout_B2 is None else self.cut(views_BCHW, to_device(cutout_B2, self.device))
 
     def crop(self, images_BHWC: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
-        """Crop and flip in one gather of pixels from images on a black border."""
+        """Crops and flips with a single gather of pixels from images with a black border."""
         batch, reach = len(images_BHWC), self.reach
         side = images_BHWC.shape[1] + 2 * reach
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
@@ -146,7 +146,7 @@ class TorchPipeline:
         return padded.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(images_BHWC.shape)
 
     def cut(self, views_BCHW: Tensor, cutout_B2: Tensor) -> Tensor:
-        """A square of the mean colour, clipped by the border (DeVries & Taylor, 2017)."""
+        """Cutout (DeVries & Taylor, 2017): blanks a square with the mean colour, clipped at the border."""
         first_B2 = cutout_B2 - self.cutout_size // 2
         distance_B2S = self.pixels - first_B2[:, :, None]
         inside_B2S = (distance_B2S >= 0) & (distance_B2S < self.cutout_size)
@@ -158,7 +158,7 @@ class Normalise:
 
     def __init__(self, source: Source, device: torch.device):
         std, mean = (torch.tensor(x, dtype=torch.float64) for x in (source.std, source.mean))
-        # Repeated along a row of pixels: an inner loop over three colours would be three times slower.
+        # Repeated along a row of pixels, because an inner loop over three colours would be three times slower.
         self.scale_WC = (1 / (255 * std)).float().repeat(source.size).to(device)
         self.shift_WC = (-mean / std).float().repeat(source.size).to(device)
 
@@ -170,7 +170,7 @@ class Normalise:
 def evaluation_batches(
     split: Split, source: Source, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised images [B, C, H, W] as they are, and labels [B], in the order of the split."""
+    """Normalised images [B, C, H, W] without augmentation, and labels [B], in the order of the split."""
     normalise = Normalise(source, device)
     for start in range(0, len(split), batch_size):
         indices_B = torch.arange(start, min(start + batch_size, len(split)))
@@ -178,5 +178,5 @@ def evaluation_batches(
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Without waiting: to a GPU the copy is queued, from memory that torch keeps until it is done."""
+    """Does not wait: a copy to a GPU is queued, and torch keeps the pinned memory until it is done."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,8 +1,8 @@
-"""Images made ready once and mapped by every process of the node: one copy in memory, never taken half-written.
+"""Images prepared once and mapped by every process of the node: one copy in memory, never read half-written.
 
 A prepared source is a folder of .npy files and an about.json. One process, which holds a lock, writes it under another
-name and renames it when it is whole. The name carries a fingerprint of the files it was made from: when they change, a
-new one takes its place.
+name and renames it when it is complete. The name contains a fingerprint of the original files: when they change, a new
+folder replaces the old one.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # to be raised when images are made ready in another way
+FORMAT = 1  # increase it when the way images are prepared changes
 
 Array = NDArray[Any]
 NewArray = Callable[[str, tuple[int, ...], type], Array]
-Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns what about.json says
+Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns the contents of about.json
 
 
 @dataclass(frozen=True)
 class Prepared:
     about: dict[str, Any]
-    folder: Path | None  # None: the arrays are this process's own
+    folder: Path | None  # None: the arrays are private to this process
     arrays: dict[str, Array]
 
     def array(self, name: str) -> Array:
@@ -43,16 +43,16 @@ class Prepared:
 
 
 def home() -> Path:
-    """Where data is looked for, and kept, unless data.root says otherwise."""
+    """Where data is looked for unless data.root says otherwise, and where prepared images are kept."""
     return Path(os.environ.get("DICEDIST_DATA") or "~/.cache/dicedist").expanduser()
 
 
 def refuse_unwritable(folder: Path, instead: str) -> None:
-    """Asked before anything that takes minutes. The folder need not exist, if it can be made.
+    """Called before anything that takes minutes. The folder need not exist if it can be created.
 
-    instead: what else someone may write.
+    instead: the alternative that the message offers.
     """
-    # os.path: Path.exists raises where a folder above may not be entered.
+    # os.path.exists, because Path.exists raises if a parent folder may not be entered.
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not os.access(nearest, os.W_OK | os.X_OK):
         owner, user = nearest.stat().st_uid, os.geteuid()
@@ -63,7 +63,7 @@ def refuse_unwritable(folder: Path, instead: str) -> None:
 
 
 def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
-    """The source that an earlier process made, or makes it; in private memory where nothing can be written."""
+    """Opens the source that an earlier process prepared, or prepares it; in private memory if it cannot write."""
     kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
     changes = ((str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     folder = home() / "prepared" / kind / _short_digest(*changes)
@@ -121,7 +121,7 @@ def _make(folder: Path, build: Build) -> None:
 
 @contextlib.contextmanager
 def one_process(path: Path, purpose: str) -> Iterator[None]:
-    """One process of the node at a time; the others say that they wait."""
+    """Lets in one process of the node at a time; the others log that they wait."""
     lock = FileLock(path)
     with _writing():
         try:
@@ -151,7 +151,7 @@ def _built(build: Build, arrays: dict[str, Array], allocate: NewArray) -> dict[s
 def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> Array:
     with _writing():
         array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a SIGBUS when a page is written later
+        if hasattr(os, "posix_fallocate"):  # a full disk fails here, not later with a SIGBUS when a page is written
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array

@@ -1,7 +1,7 @@
-"""The embedded data: ten light shapes to tell apart amid texture, clutter, occlusion and noise that carry no class.
+"""The built-in data: ten light shapes amid texture, clutter, occlusion and noise that say nothing about the class.
 
-Every machine makes the same bytes: pixels come from uniform draws of PCG64 by +, -, *, /, sqrt, floor and comparisons,
-which IEEE arithmetic defines to the last bit (sin, exp, normal draws and matrix products it does not).
+Every machine makes the same bytes: pixels are computed from uniform draws of PCG64 with +, -, *, /, sqrt, floor and
+comparisons, which IEEE arithmetic defines to the last bit (unlike sin, exp, normal draws and matrix products).
 
 N images, C colours, H rows, W columns; 1 where all share a value, as in weight_N1HW.
 A shape is a function of its own coordinates (u, v): the distance to its edge, negative inside. Each is its own mirror
@@ -23,7 +23,7 @@ SIZE = 32
 COUNTS = {"train": 4000, "test": 2000}
 MEAN = (0.337, 0.335, 0.335)
 STD = (0.196, 0.195, 0.195)
-BLOCK = 200  # images drawn together, few enough for their arrays to fit a cache
+BLOCK = 200  # images drawn together, few enough for their arrays to fit in the cache
 
 ROOT_1_2, ROOT_3_4 = math.sqrt(0.5), math.sqrt(0.75)
 COS_36 = (1 + math.sqrt(5)) / 4
@@ -73,7 +73,7 @@ def _crescent(u: Array, v: Array) -> Array:
 
 
 def _drop(u: Array, v: Array) -> Array:
-    """A disc of radius 0.6 and its two tangents through a point 1.2 away, which open by twice 30 degrees."""
+    """A disc of radius 0.6 and its two tangents through a point 1.2 away, which meet at 60 degrees."""
     u, v = u + 0.3, np.abs(v)
     return np.where(ROOT_3_4 * u > 0.5 * v, 0.5 * u + ROOT_3_4 * v, _length(u, v)) - 0.6
 
@@ -95,7 +95,7 @@ def _square(u: Array, v: Array) -> Array:
 
 
 def _star(u: Array, v: Array) -> Array:
-    """Folded along its mirrors, it is half a point: one edge, from the tip (1, 0) to the notch 0.5 (cos 36, sin 36)."""
+    """Folded along its mirrors, it is half a point: an edge from the tip (1, 0) to the notch 0.5 (cos 36, sin 36)."""
     v = np.abs(v)
     for mirror_v in (COS_36, -COS_36):
         beyond = 2 * np.maximum(mirror_v * v - SIN_36 * u, 0)
@@ -124,7 +124,7 @@ CLASS_NAMES = tuple(SHAPES)
 
 
 def _object(rng: Generator, labels_N: NDArray[np.int64]) -> Array:
-    """Coverage [N, 1, H, W] of the object. All classes have one distribution of areas: size tells nothing."""
+    """Coverage [N, 1, H, W] of the object. All classes share one distribution of areas, so size is no clue."""
     count = len(labels_N)
     u_N1HW, v_N1HW = _frame(rng, count, 4)
     radius_N111 = _uniform(rng, (count, 1, 1, 1), 4, 6)
@@ -147,7 +147,7 @@ def _radius(shape: Shape) -> float:
 
 
 def _stroke(rng: Generator, count: int) -> Array:
-    """Coverage [N, 1, H, W] of a thin straight bar or an open arc anywhere: no class looks like it."""
+    """Coverage [N, 1, H, W] of a thin straight bar or an open arc anywhere; no class looks like either."""
     u_N1HW, v_N1HW = _frame(rng, count, 16)
     reach_N111 = _uniform(rng, (count, 1, 1, 1), 2, 5)
     width_N111 = _uniform(rng, (count, 1, 1, 1), 0.7, 1.4)
@@ -157,7 +157,7 @@ def _stroke(rng: Generator, count: int) -> Array:
 
 
 def _texture(rng: Generator, count: int) -> Array:
-    """Weight [N, 1, H, W] of the accent on the ground: a ramp, clouds, stripes, checks or dots."""
+    """Weight [N, 1, H, W] of the accent colour over the ground colour: a ramp, clouds, stripes, checks or dots."""
     u_N1HW, v_N1HW = _frame(rng, count, 16)
     period_N111 = _uniform(rng, (count, 1, 1, 1), 5, 12)
     stripes, across = _wave(u_N1HW / period_N111), _wave(v_N1HW / period_N111)
@@ -166,7 +166,7 @@ def _texture(rng: Generator, count: int) -> Array:
 
 
 def _wave(phase: Array) -> Array:
-    """1 and 0 in turn, once a period, with soft edges."""
+    """Alternates between 1 and 0 once per period, with soft edges."""
     return (4 * np.abs(phase - np.floor(phase) - 0.5) - 0.5).clip(0, 1)
 
 
@@ -186,8 +186,8 @@ def _noise(rng: Generator, count: int) -> Array:
 
 
 def _frame(rng: Generator, count: int, shift: float) -> tuple[Array, Array]:
-    """Coordinates [N, 1, H, W] of the pixels, from a centre within `shift` of the middle, in any orientation."""
-    half_N111 = _uniform(rng, (count, 1, 1, 1), -1, 1)  # the tangent of half an angle: no sine is needed
+    """Pixel coordinates [N, 1, H, W] in a frame of any orientation, centred within `shift` of the image's middle."""
+    half_N111 = _uniform(rng, (count, 1, 1, 1), -1, 1)  # the tangent of half the angle, so that no sine is needed
     turn_N111 = np.where(rng.random((count, 1, 1, 1)) < 0.5, np.float32(-1), np.float32(1))
     cosine_N111 = turn_N111 * (1 - half_N111 * half_N111) / (1 + half_N111 * half_N111)
     sine_N111 = turn_N111 * 2 * half_N111 / (1 + half_N111 * half_N111)
@@ -198,7 +198,7 @@ def _frame(rng: Generator, count: int, shift: float) -> tuple[Array, Array]:
 
 
 def _any_of(rng: Generator, choices: tuple[Array, ...]) -> Array:
-    """For each image, one of the choices."""
+    """Picks one of the choices at random for each image."""
     chosen_N = np.floor(rng.random(len(choices[0])) * len(choices))
     result = np.empty_like(choices[0])
     for index, choice in enumerate(choices):
@@ -216,7 +216,7 @@ def _paint(under: Array, colour_NC11: Array, weight_N1HW: Array) -> Array:
 
 
 def _cover(distance: Array) -> Array:
-    """Antialiased: the share of a pixel that lies within a shape, from the distance to its edge in pixels."""
+    """The share of each pixel inside a shape (antialiasing), from the distance to its edge in pixels."""
     return (0.5 - distance).clip(0, 1)
 
 

@@ -23,21 +23,21 @@ from dicedist.data.prepared import NewArray, Prepared, home, prepare
 
 @dataclass(frozen=True)
 class Split:
-    images_RHWC: Tensor | None  # uint8, mapped and shared; None where only labels are needed
+    images_RHWC: Tensor | None  # uint8, mapped and shared; None if only labels are needed
     labels_N: Tensor  # int64
-    rows_N: Tensor | None = None  # which of the images; None: all, in order
+    rows_N: Tensor | None = None  # which rows of the images; None: all, in order
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     def take(self, indices_B: Tensor) -> Tensor:
-        """Images [B, H, W, C], in memory of their own."""
+        """A copy of the images [B, H, W, C]."""
         assert self.images_RHWC is not None, "loaded with labels_only"
         return self.images_RHWC.index_select(0, indices_B if self.rows_N is None else self.rows_N[indices_B])
 
     @property
     def images_NHWC(self) -> Tensor:
-        """All of them: a copy, unless the split is all that the files hold."""
+        """All images of the split: a copy, unless the split is everything that the files hold."""
         assert self.images_RHWC is not None, "loaded with labels_only"
         return self.images_RHWC if self.rows_N is None else self.take(torch.arange(len(self)))
 
@@ -60,7 +60,7 @@ class Source:
 
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:
-    """Every process of a node may call this at once; the first makes the images ready, which can take minutes."""
+    """Every process of a node may call this at once; the first prepares the images, which can take minutes."""
     root = Path(config.root).expanduser() if config.root else home()
     if config.name not in SOURCES:
         raise ValueError(f"data.name={config.name}: write one of {', '.join(SOURCES)}")
@@ -87,7 +87,7 @@ def prepare_published(config: DataConfig, root: Path) -> Prepared:
 
 
 def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
-    """Drawn by the package itself: neither a key nor a folder has a part in it."""
+    """The package draws these itself: they depend neither on the config nor on a folder."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
         for split in ("train", "test"):
@@ -119,7 +119,7 @@ def part(whole: Split, chosen_N: Tensor) -> Split:
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
-    """Rows for training and for validation, each with its share of every class; the run's seed has no part in it."""
+    """Rows for training and for validation, stratified by class and independent of the run's seed."""
     held_N = torch.zeros_like(labels_N, dtype=torch.bool)
     if config.split == "holdout":
         counts_K = labels_N.bincount()
@@ -139,7 +139,7 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
 
 
 def place_in_class(labels_N: Tensor) -> Tensor:
-    """How many inputs of the same class come before each."""
+    """For each input, how many inputs of its class come before it."""
     order_N = labels_N.argsort(stable=True)
     counts_K = labels_N.bincount()
     first_K = counts_K.cumsum(0) - counts_K
@@ -148,7 +148,7 @@ def place_in_class(labels_N: Tensor) -> Tensor:
     return place_N
 
 
-# A data set is an entry here, its file, and a YAML in conf/data/.
+# A new data set needs an entry here, its own file, and a YAML in conf/data/.
 SOURCES: dict[str, Callable[[DataConfig, Path], Prepared]] = {
     "cifar10": prepare_published,
     "cifar100": prepare_published,

@@ -1,1 +1,1 @@
-"""What a trained ensemble is worth, and the ensemble as it is used: readings, measures, estimates, exports."""
+"""Evaluates a trained ensemble and puts it to use: readings, measures, estimates, exports."""

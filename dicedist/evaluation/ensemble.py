@@ -1,6 +1,6 @@
-"""The ensemble as it is used: images in, what it makes of them out. Built from a run or from an exported file alone.
+"""The ensemble for inference: images in, predictions out. Built from a run or from an exported file alone.
 
-Of the members only what inference needs, no bottleneck; of the discriminator only w, without its memory.
+It holds only what inference needs: the members without bottleneck, and the discriminator w without its memory.
 
 Legend: M members, N inputs, H rows, W columns, C colours, D features, K classes, P pairs of members.
 """
@@ -33,15 +33,15 @@ IMAGES = ("uint8", "float")
 
 @dataclass(frozen=True)
 class About:
-    """Everything about an ensemble but its weights, as JSON can hold it."""
+    """Everything about an ensemble except its weights, in types that JSON can hold."""
 
     run: str
     step: int
     members: list[int]  # their numbers in the run
-    networks: list[str]  # of each member
-    target: str | None  # the user's own class, which all members then are
-    trunk: str | None  # the network whose trunk branches share
-    compared: list[int]  # those of `members`, counted from 0, that w compares; none: there is no w
+    networks: list[str]  # one per member
+    target: str | None  # the user's own network class, used for all members
+    trunk: str | None  # the network whose trunk the branches share
+    compared: list[int]  # indices into `members` of those that w compares; empty: there is no w
     conditional: bool  # whether w is told the class
     class_names: list[str]
     mean: list[float]  # of images scaled to 0..1
@@ -84,15 +84,15 @@ class Ensemble(nn.Module):
         return networks.build(NetworkConfig(name, self.about.target, trusted, per_member=None))
 
     def constant(self, name: str, value: Tensor) -> None:
-        """Moves with the module, and is not one of its weights."""
+        """A tensor that moves with the module but is not one of its weights."""
         self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """label: the class [N]; probabilities: of the ensemble, [N, K]; and for each input, from 0 to 1,
-        disagreement: the share of pairs of members that predict different classes; 0 of a member alone
+        """label: the class [N]; probabilities: those of the ensemble [N, K]; and for each input, from 0 to 1:
+        disagreement: the share of pairs of members that predict different classes; 0 for a single member
         confidence: the largest probability after temperature scaling
-        ood_score: high means in distribution. The largest probability of logits times mean(1 - w), "DICE x w" of the
-            evaluation; without w the largest probability.
+        ood_score: high means in distribution. The largest probability for logits times mean(1 - w), "DICE x w" in
+            the evaluation; without w, the largest probability.
         """
         inputs = self.trunk(self.normalise(images))
         means = [encoder(inputs) for encoder in self.encoders]
@@ -119,7 +119,7 @@ class Ensemble(nn.Module):
         return differ_PN.float().sum(0) / max(1, len(first_P))
 
     def independence(self, means: Sequence[Tensor], labels_N: Tensor) -> Tensor:
-        """1 - w, of the compared members alone; those of fewer features are filled up with 0."""
+        """The mean of 1 - w over pairs of compared members; members with fewer features are padded with 0."""
         assert self.w is not None
         compared = [means[place] for place in self.about.compared]
         means_MND = torch.stack([pad(mean_ND, (0, self.feature_dim - mean_ND.shape[1])) for mean_ND in compared])
@@ -146,9 +146,9 @@ def load_ensemble(
     trusted: bool = False,
     tell: Callable[[str], None] = warn,
 ) -> Ensemble:
-    """From the last intact checkpoint of a run; the images that it was trained on are not needed.
+    """Loads the last intact checkpoint of a run; the images that it was trained on are not needed.
 
-    members: None for all, numbers, or "student". average: None as the run evaluates. tell: hears what is not as usual.
+    members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
     """
     found, config = run.checkpoint(), run.config()
     size, method = config.num_members, Method(config.method)
@@ -180,7 +180,7 @@ def load_ensemble(
 
 
 def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
-    """class_names, mean and std: from the checkpoint; one made before it kept them needs its images once more."""
+    """class_names, mean and std, from the checkpoint; an old checkpoint without them needs its images again."""
     if "source" in found.about:
         return dict(found.about["source"])
     source = sources.load(replace(config.data, download=False), labels_only=True)
@@ -192,7 +192,7 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
 
 
 def temperature(run: Run, members: list[int], average: str, tell: Callable[[str], None]) -> float:
-    """That of the run's evaluation; of other members or another average, fitted in the same way to its logits."""
+    """The temperature of the run's evaluation; for other members or averages, fitted in the same way to its logits."""
     try:
         result = run.result() or {}
         evaluated, fitted = result["member_ids"], result["ensemble_tempered"]["temperature"]
@@ -208,7 +208,7 @@ def temperature(run: Run, members: list[int], average: str, tell: Callable[[str]
 
 
 def weights(ensemble: Ensemble, found: Checkpoint) -> dict[str, Tensor]:
-    """By the names that they have in the ensemble."""
+    """The checkpoint's weights, by their names in the ensemble."""
     about = ensemble.about
     tensors: dict[str, Tensor] = {}
     for place, number in enumerate(about.members):

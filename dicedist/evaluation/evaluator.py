@@ -1,4 +1,4 @@
-"""Every measure of an ensemble whose members any ranks may host; the results go into a folder.
+"""Computes every measure of an ensemble whose members may be on any rank; the results go into a folder.
 
 Legend: M members, N inputs, D features, K classes, P pairs of members.
 """
@@ -31,21 +31,21 @@ HISTOGRAM = 20
 
 @dataclass
 class Evaluator:
-    """All ranks make one and call its methods together; the reporter gets what they return, the others None."""
+    """All ranks create one and call its methods together; the reporter gets the results, the others None."""
 
-    hosted: Hosted  # by the number of a member
+    hosted: Hosted  # keyed by member number
     members: Sequence[int]  # the ensemble that is evaluated
     hosts: Sequence[int]  # the rank that reads each of them
     control: Control
     device: torch.device
     source: Source
-    discriminator: Discriminator | None  # needed on the reporter only; knows all members of the run but a student
+    discriminator: Discriminator | None  # w, needed on the reporter only; knows all members except a student
     feature_dims: Sequence[int]
     student: int | None = None  # the member that the method trains to be used alone
-    estimator: RedundancyConfig | None = None  # measure redundancy by a new w of these settings, not by the run's
+    estimator: RedundancyConfig | None = None  # measure redundancy by a new w with these settings, not by the run's
 
     def collect(self, split: Split) -> Readings | None:
-        """Every member's logits [M, N, K], means and scales [M, N, D] of a split, on the reporter."""
+        """All members' logits [M, N, K], means and scales [M, N, D] for a split, on the reporter."""
         own = read(self.hosted, split, self.source, BATCH, self.device)
         places = {member: place for place, member in enumerate(self.members)}
         columns = []
@@ -70,7 +70,7 @@ class Evaluator:
     def evaluate(
         self, config: EvaluateConfig, ood: OodConfig, data_root: str | None, results: Results
     ) -> dict[str, Any] | None:
-        """Test set, redundancy of held-out features and OOD sets; also written into the folder."""
+        """Measures test set, redundancy of held-out features and OOD sets; also writes the results into the folder."""
         average = config.average
         test = self.collect(self.source.test)
         held_out = self.source.val if len(self.source.val) else self.source.test
@@ -107,7 +107,7 @@ class Evaluator:
 
     @property
     def compared(self) -> list[int]:
-        """The evaluated members that the run's w knows."""
+        """The evaluated members that the run's discriminator w knows."""
         return [member for member in self.members if member != self.student]
 
     @property
@@ -125,7 +125,7 @@ class Evaluator:
         return slots
 
     def redundancy(self, held_out: Split) -> dict[str, Any] | None:
-        """The run's own w on features that it was not trained on, in nats, and how well it is calibrated."""
+        """Redundancy in nats by the run's own w, on features that it was not trained on, and the calibration of w."""
         if len(self.compared) < 2 or not self.control.agree(self.discriminator is not None):
             return None
         features = self.collect(held_out)
@@ -136,7 +136,7 @@ class Evaluator:
         return {"estimator": "own", "pairs": self.pairs_P2.tolist(), **asdict(found)}
 
     def redundancy_by_new_w(self) -> dict[str, Any] | None:
-        """A w trained on the training features and read on the test features: the same estimator for every run."""
+        """Redundancy by a new w, trained on training and read on test features: the same estimator for every run."""
         train, test = self.collect(self.source.train), self.collect(self.source.test)
         if train is None or test is None or self.estimator is None or len(self.members) < 2:
             return None
@@ -146,7 +146,7 @@ class Evaluator:
         return {"estimator": "fresh", "pairs": list(combinations(self.members, 2)), **asdict(found)}
 
     def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:
-        """Every score, in-distribution positive; those of w only where there is a w."""
+        """OOD measures of every score, in-distribution being positive; scores of w only if there is a w."""
         logits = [metrics.ensemble_logits(readings.logits_NK, average) for readings in (inside, outside)]
         scores = {
             "max_softmax": [metrics.confidence(x) for x in logits],
@@ -172,7 +172,7 @@ class Evaluator:
 
 
 def measured(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int) -> dict[str, Any]:
-    """Whatever logits and labels alone tell, of our ensembles or any other."""
+    """All measures that need only logits and labels, for our ensembles or any other."""
     measures = metrics.measure(logits_MNK, labels_N, average, folds)
     log_p_NK = metrics.ensemble_log_probabilities(logits_MNK, average)
     temperature = measures["ensemble_tempered"]["temperature"] or 1.0
@@ -202,7 +202,7 @@ def per_class(values_N: Tensor, labels_N: Tensor, counts_K: Tensor) -> list[floa
 
 
 def histogram(scores_N: Tensor) -> list[float]:
-    """Shares of equal bins of 0..1."""
+    """The share of scores in each equal bin of 0..1."""
     return (torch.histc(scores_N.float(), HISTOGRAM, 0, 1) / len(scores_N)).tolist()
 
 
@@ -212,7 +212,7 @@ def save_logits(results: Results, logits_MNK: Tensor, labels_N: Tensor, outside:
 
 
 def save_gallery(results: Results, logits_MNK: Tensor, split: Split) -> None:
-    """The inputs on which members disagree most: by the spread of their probabilities around the ensemble's."""
+    """Saves the inputs on which members disagree most, by the spread of their probabilities around their mean."""
     p_MNK = logits_MNK.softmax(2)
     disagreement_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
     chosen = disagreement_N.topk(min(GALLERY, len(disagreement_N))).indices

@@ -1,4 +1,4 @@
-"""An ensemble as one file: pt2, onnx or safetensors, loaded again and compared before it gets its name."""
+"""Exports an ensemble as one file (pt2, onnx or safetensors), which is loaded and checked before it gets its name."""
 
 import json
 import warnings
@@ -21,13 +21,13 @@ from dicedist.runs.run import Run
 ABOUT = "about"
 DYNAMIC = {"images": {0: torch.export.Dim("N", min=1)}}
 TOLERANCE = 1e-4
-CHECKED_ON = 8  # images, and on the first of them alone
+CHECKED_ON = 8  # images together, and on the first alone
 Outputs = dict[str, Tensor]
 Answers = Callable[[Tensor], Outputs]
 
 
 def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
-    """As the ensemble takes them: of the run's test set where it is at hand, else random; and which they are."""
+    """Images as the ensemble takes them, from the run's test set if available, else random; and a description."""
     config = run.config().data
     try:
         test = sources.load(replace(config, download=False)).test
@@ -41,7 +41,7 @@ def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:
-    """The largest difference between what the file and the networks answer, on all of the images and on one."""
+    """Returns the largest difference between the outputs of the file and the networks, on all images and on one."""
     write, read = FORMATS[format]
     if output.is_dir():
         raise ValueError(f"{output} is a folder: name a file")
@@ -65,12 +65,12 @@ def largest_difference(ensemble: Ensemble, answers: Answers, batches: Sequence[T
         for expected, found in [(ensemble(images), answers(images))]
         for name, value in expected.items()
     ]
-    return torch.stack(differences).max().item()  # which a NaN survives; Python's max() may drop it
+    return torch.stack(differences).max().item()  # torch's max keeps a NaN; Python's max() may drop it
 
 
 def write_pt2(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     program = torch.export.export(ensemble, (images,), dynamic_shapes=DYNAMIC)
-    program.example_inputs = None  # the images are nobody else's business
+    program.example_inputs = None  # the file must not contain the images
     torch.export.save(program, path, extra_files={ABOUT: as_json(ensemble.about)})
 
 
@@ -109,11 +109,11 @@ def read_onnx(path: Path) -> Answers:
 
 def write_safetensors(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     weights = {name: value.contiguous() for name, value in ensemble.state_dict().items()}
-    path.write_bytes(save(weights, {ABOUT: as_json(ensemble.about)}))  # save_file would keep others from reading it
+    path.write_bytes(save(weights, {ABOUT: as_json(ensemble.about)}))  # other users cannot read save_file's output
 
 
 def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
-    """From a file of format=safetensors. trusted: may run the code of a network of the user's own."""
+    """Reads a file of format=safetensors. trusted: may run the code of a user's own network."""
     try:
         with safe_open(path, "pt") as file:
             about = About(**json.loads(file.metadata()[ABOUT]))

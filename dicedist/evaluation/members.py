@@ -1,4 +1,4 @@
-"""Which members of a run are meant by what a user writes."""
+"""Which members of a run a user's `members=` selects."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def chosen_members(wanted: list[int] | None, size: int) -> list[int]:
 
 
 def members_or_student(wanted: Any, method: Method, size: int) -> list[int]:
-    """wanted: None for all, numbers, or "student"."""
+    """wanted: None for all members, a list of numbers, or "student"."""
     if wanted == "student":
         student = method.student(size)
         if student is None:

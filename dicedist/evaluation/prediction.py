@@ -1,4 +1,4 @@
-"""What an ensemble makes of image files: found, decoded ahead, answered a batch at a time, laid out as lines."""
+"""An ensemble's predictions for image files: finds the files, decodes ahead, predicts in batches, formats lines."""
 
 import contextlib
 import glob
@@ -21,8 +21,8 @@ from dicedist.evaluation.ensemble import Ensemble
 
 COLUMNS = ("confidence", "disagreement", "ood_score")
 DECODERS = 4  # threads
-Row = dict[str, Any]  # path, and error or the rest
-Decoded = NDArray[np.uint8] | str  # an image, or why there is none
+Row = dict[str, Any]  # path, and either error or the prediction
+Decoded = NDArray[np.uint8] | str  # an image, or the reason why it cannot be decoded
 
 
 def files_named(arguments: Sequence[str]) -> list[str]:
@@ -49,7 +49,7 @@ def files_of(argument: str) -> list[str]:
 
 
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
-    """A list for each batch, in the order of the paths. The next batch is decoded meanwhile, no more is in memory."""
+    """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
     for batch, decoded in decoded_batches(paths, batch_size, ensemble.about.size):
         images = [image for image in decoded if not isinstance(image, str)]
         answers = iter(answer(ensemble, np.stack(images)) if images else ())
@@ -79,7 +79,7 @@ def answer(ensemble: Ensemble, images_NHWC: NDArray[np.uint8]) -> Iterator[Row]:
 
 def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> None:
     progress, done, predicted = Progress(total, "images", stream=sys.stderr), 0, 0
-    with contextlib.suppress(BrokenPipeError):  # whoever reads has enough: | head
+    with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe, as `| head` does
         for batch in rows:
             progress.clear()
             print("\n".join(map(layout, batch)), file=stream, flush=True)
@@ -92,7 +92,7 @@ def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], s
 
 
 class Table:
-    """Lines of a table whose later rows are not known yet, but their paths and classes are."""
+    """Formats a table row by row; paths and class names, known in advance, set the column widths."""
 
     def __init__(self, paths: Sequence[str], class_names: Sequence[str]):
         self.path_width = max(len(printable(path)) for path in paths)

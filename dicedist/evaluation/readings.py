@@ -1,4 +1,4 @@
-"""What the members hosted here say of a split of the data, from the means of their features.
+"""Logits and features of the members hosted on this rank for a split of the data; logits come from feature means.
 
 Legend: N inputs, D features, K classes.
 """
@@ -16,7 +16,7 @@ from dicedist.data.sources import Source, Split
 
 @dataclass
 class Readings:
-    """Of one member, on the CPU; a deterministic member has no scales."""
+    """The outputs of one member, on the CPU; the scales of a deterministic member are 1."""
 
     logits_NK: Tensor
     means_ND: Tensor
@@ -25,7 +25,7 @@ class Readings:
 
 @torch.inference_mode()
 def read(hosted: Hosted, split: Split, source: Source, batch_size: int, device: torch.device) -> dict[int, Readings]:
-    """Every hosted member over the whole split, batch norm in evaluation mode; compiled stages run as plain code."""
+    """Runs every hosted member on the whole split, with batch norm in evaluation mode and without compiled code."""
     rows: Mapping[int, list[tuple[Tensor, Tensor, Tensor]]] = {member: [] for member in hosted.members}
     for part in hosted.learners:
         part.module.eval()

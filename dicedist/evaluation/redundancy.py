@@ -23,19 +23,19 @@ BATCH = 500
 BINS = 10
 PREDICTED = Moment(
     learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0
-)  # z with the predicted scale, as at the end
+)  # z is drawn with the predicted scale, as at the end of training
 
 
 @dataclass
 class Estimate:
-    nats_P: list[float]  # by pair of members
-    accuracy: float  # of w at telling joint from product pairs
-    calibration: list[dict[str, float]]  # by bin of w: count, mean w, share of joint pairs
+    nats_P: list[float]  # per pair of members
+    accuracy: float  # of the discriminator w at telling joint from product pairs
+    calibration: list[dict[str, float]]  # per bin of w: count, mean w, share of joint pairs
 
 
 @torch.no_grad()
 def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate:
-    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between them."""
+    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms."""
     draws = generator(labels_N.device, w.seed, "estimate")
     order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
     joint, product = [], []
@@ -55,7 +55,7 @@ def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: T
 
 
 def calibration(joint_X: Tensor, product_X: Tensor) -> list[dict[str, float]]:
-    """Of the pairs to which w gives a value in a bin, the share that are joint: on the diagonal if w is calibrated."""
+    """The share of joint pairs in each bin of w: on the diagonal if w is calibrated."""
     w_X = torch.cat([joint_X, product_X]).sigmoid()
     is_joint_X = torch.cat([torch.ones_like(joint_X), torch.zeros_like(product_X)])
     bins_X = (w_X * BINS).long().clamp_max(BINS - 1)
@@ -80,7 +80,7 @@ def fit(
     batch_size: int = 256,
     lr: float = 1e-3,
 ) -> Discriminator:
-    """A new discriminator, trained the same way on whatever features it is given, its rate falling to zero."""
+    """Trains a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     with initialising(seed, "estimator"):
         settings = replace(config, num_steps=1, num_samples=1, delta=0.0)
@@ -98,7 +98,7 @@ def fit(
 
 
 def load_discriminator(config: Config, method: Method, num_classes: int, found: Checkpoint) -> Discriminator | None:
-    """The w that a run has trained; None if its method has none."""
+    """The w that a run has trained; None if its method uses none."""
     if method.adversarial is None:
         return None
     w = build_adversary(config, method, config.num_members, num_classes)

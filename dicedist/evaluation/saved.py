@@ -1,4 +1,4 @@
-"""Evaluating what lies on the disk: a run, whose members are dealt over the ranks, or the logits of any ensemble."""
+"""Evaluates what is on disk: a run, whose members are spread over the ranks, or the logits of any ensemble."""
 
 import zipfile
 from pathlib import Path
@@ -28,7 +28,7 @@ DISTRIBUTED_TIMEOUT = 1800.0  # seconds: a rank may have several members to read
 
 
 def evaluate_run(run: Run, request: EvaluateRequest) -> dict[str, Any] | None:
-    """All ranks call; the reporter gets what was found."""
+    """All ranks call this; the reporter gets the results, the others None."""
     found, config = run.checkpoint(), run.config()
     config.data.root = request.data.root or config.data.root
     config.network.trusted = request.network.trusted

@@ -1,4 +1,4 @@
-"""The tables of an evaluation that a person reads in a terminal."""
+"""The tables of an evaluation, for the terminal."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def accuracy_table(result: dict[str, Any]) -> str:
     members = result["members"]["per_member"]
     rows = [(f"member {number}", own) for number, own in zip(result["member_ids"], members, strict=True)]
     if "student" in result:
-        rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last
+        rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last member
     rows += [("ensemble", result["ensemble"]), ("ensemble, tempered", result["ensemble_tempered"])]
     return table(
         ["test set", *(measure.heading for measure in measures)],

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 NUM_BINS = 15
 TACE_THRESHOLD = 1e-3
-# Where the minimum lies at zero or infinity (a half without errors, a worthless predictor) the fit stops here.
+# The fit stops here if the minimum lies at zero or infinity (a half without errors, a worthless predictor).
 TEMPERATURE_RANGE = (1e-2, 1e6)
 
 Measure = Callable[[Tensor, Tensor], float]
@@ -58,10 +58,10 @@ def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
 def fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
     """The T that minimises the NLL of logits/T, in TEMPERATURE_RANGE; 1 if no other is better.
 
-    The NLL is convex in 1/T: Newton's method on log(1/T), in a bracket that is halved where Newton does not converge.
+    The NLL is convex in 1/T. Uses Newton's method on log(1/T), in a bracket that is halved where it does not converge.
     """
     logits_NK = logits_NK.double()
-    # Relative to the true class the NLL is a plain logsumexp, and that of constant logits is the same at every T.
+    # Relative to the true class, the NLL is a plain logsumexp, and constant logits give the same NLL at every T.
     margins_NK = logits_NK - logits_NK.gather(1, labels_N[:, None])
     coldest, hottest = TEMPERATURE_RANGE
     low, high = -math.log(hottest), -math.log(coldest)
@@ -117,7 +117,7 @@ def _shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
 
 
 def _slope_and_curvature(margins_NK: Tensor, inverse: float) -> tuple[float, float]:
-    """d NLL / d inverse, and how fast it changes with log(inverse)."""
+    """d NLL / d inverse, and its derivative with respect to log(inverse)."""
     p_NK = torch.softmax(margins_NK * inverse, dim=1)
     mean_N = (p_NK * margins_NK).sum(dim=1)
     variance_N = (p_NK * (margins_NK - mean_N[:, None]).square()).sum(dim=1)

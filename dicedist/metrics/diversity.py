@@ -13,7 +13,7 @@ PAIRWISE = ("ratio_error", "q_statistic", "agreement", "agreement_oracle")
 
 
 def diversity(predictions_MN: Tensor, labels_N: Tensor) -> dict[str, float | None]:
-    """A pairwise measure is its mean over the pairs that have a value; one member alone has no diversity."""
+    """Pairwise measures are averaged over the pairs that have a value; a single member has no diversity."""
     M, N = predictions_MN.shape
     if M == 1:
         return dict.fromkeys((*PAIRWISE, "kohavi_wolpert", "entropy"))

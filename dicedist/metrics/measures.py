@@ -1,6 +1,6 @@
-"""The one list of measures: what each is called, in which unit it is shown, and which way is better.
+"""The single list of measures: what each is called, which unit it is shown in, and which direction is better.
 
-Evaluation, tables, pages, records and docs read it, so that a new measure is its function and an entry here.
+Evaluation, tables, pages, records and docs read it, so a new measure needs only its function and an entry here.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +21,10 @@ class Measure:
     better: str | None  # higher | lower
     decimals: int
     unit: str = ""
-    scale: float = 1.0  # from the value to the unit
-    quick: bool = False  # also taken of validation images, after an epoch
+    scale: float = 1.0  # factor from the value to the unit
+    quick: bool = False  # also measured on validation images after an epoch
     summary: bool = False  # a column of the report's first table
-    function: Callable[[Tensor, Tensor], float] | None = None  # of log_p_NK and labels_N
+    function: Callable[[Tensor, Tensor], float] | None = None  # takes log_p_NK and labels_N
 
     @property
     def heading(self) -> str:

@@ -1,6 +1,6 @@
 """How well a score tells in-distribution from out-of-distribution images; in-distribution is the positive class.
 
-Shapes: T distinct scores. Every measure depends on the scores' order and ties only.
+Shapes: T distinct scores. Every measure depends only on the order and ties of the scores.
 """
 
 import torch
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
-    """Scores are one number an image, higher for in-distribution; images of equal score fall on the same side."""
+    """One score per image, higher for in-distribution; images with equal scores fall on the same side."""
     scores = torch.cat([scores_in, scores_out]).double()
     if not (len(scores_in) and len(scores_out) and scores.isfinite().all()):
         raise ValueError("ood needs finite scores for at least one in-distribution and one out-of-distribution image")
     distinct_T, place = scores.unique(return_inverse=True)
-    # From the highest score down: accepting all images that score at least this much.
+    # Counts per score, from the highest down: a cumulative sum accepts all images that score at least this much.
     in_T = torch.bincount(place[: len(scores_in)], minlength=len(distinct_T)).flip(0).double()
     out_T = torch.bincount(place[len(scores_in) :], minlength=len(distinct_T)).flip(0).double()
     tpr_T, fpr_T = in_T.cumsum(0) / len(scores_in), out_T.cumsum(0) / len(scores_out)
@@ -27,11 +27,11 @@ def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
 
 
 def _wins(in_T: Tensor, out_T: Tensor) -> float:
-    """Number of (in, out) couples ranked rightly, a tie counting one half."""
+    """Number of (in, out) pairs ranked correctly; a tie counts one half."""
     return (out_T * (in_T.cumsum(0) - in_T / 2)).sum().item()
 
 
 def _average_precision(positive_T: Tensor, negative_T: Tensor) -> float:
-    """Mean, over the positives, of the precision at their score; counts go from the most positive score down."""
+    """Mean over the positives of the precision at their score; the counts go from the most positive score down."""
     accepted_T = (positive_T + negative_T).cumsum(0)
     return (positive_T * positive_T.cumsum(0) / accepted_T).sum().item() / positive_T.sum().item()

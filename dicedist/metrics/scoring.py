@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 
 def ensemble_logits(logits_MNK: Tensor, average: str = "logits") -> Tensor:
-    """logits_NK whose softmax is the ensemble's prediction: mean of logits, or log of the mean of probabilities."""
+    """logits_NK whose softmax is the ensemble's prediction: the mean of logits, or the log of mean probabilities."""
     if average == "logits":
         return logits_MNK.mean(dim=0, dtype=torch.float64)
     if average == "probabilities":
@@ -26,7 +26,7 @@ def ensemble_log_probabilities(logits_MNK: Tensor, average: str = "logits", temp
 
 
 def confidence(logits_NK: Tensor) -> Tensor:
-    """The maximum softmax of each input: the score of out-of-distribution detection."""
+    """The maximum softmax probability of each input, used as a score for out-of-distribution detection."""
     return logits_NK.double().softmax(dim=-1).amax(dim=-1)
 
 

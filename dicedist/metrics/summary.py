@@ -51,7 +51,7 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, float
 
 
 def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
-    """Refuses what cannot be measured; gives the labels as the integers that indexing needs."""
+    """Refuses what cannot be measured; returns the labels as int64, which indexing needs."""
     if logits_MNK.ndim != 3 or not logits_MNK.numel():
         raise ValueError(f"logits must be [members, inputs, classes], none empty: got shape {list(logits_MNK.shape)}")
     _, N, K = logits_MNK.shape
@@ -76,12 +76,12 @@ def _mean_of(name: str, rows: list[dict[str, float]]) -> float:
 
 
 def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dict[str, float]:
-    """Mean accuracy of the ensembles of m members, for each m from 1 to M (keys are text, as JSON wants)."""
+    """Mean accuracy of the ensembles of m members, for each m from 1 to M (the keys are strings, as in JSON)."""
     M, N, _ = logits_MNK.shape
     subsets = [subset for size in range(1, M + 1) for subset in _subsets(M, size)]
     masks_SM = torch.tensor([[i in subset for i in range(M)] for subset in subsets]).to(logits_MNK.device).double()
     num_right_S = torch.zeros(len(subsets), dtype=torch.int64, device=logits_MNK.device)
-    # A few inputs at a time: S sums of logits are then small enough for the cache.
+    # A few inputs at a time, so that the S sums of logits fit in the cache.
     for logits_MBK, labels_B in zip(logits_MNK.split(128, dim=1), labels_N.split(128), strict=True):
         votes_MBK = logits_MBK.double() if average == "logits" else logits_MBK.double().softmax(dim=-1)
         votes_SBK = torch.tensordot(masks_SM, votes_MBK, dims=1)
@@ -91,7 +91,7 @@ def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dic
 
 
 def _subsets(M: int, size: int) -> list[tuple[int, ...]]:
-    """All subsets of `size` members where they are few, else always the same MAX_SUBSETS of them."""
+    """All subsets of `size` members if there are at most MAX_SUBSETS, else always the same MAX_SUBSETS of them."""
     if math.comb(M, size) <= MAX_SUBSETS:
         return list(combinations(range(M), size))
     draw = random.Random(size)

@@ -1,1 +1,1 @@
-"""Runs on the disk: the folder of a run, its checkpoints, saving in the background, continuing, jobs that make runs."""
+"""Runs on disk: the folder of a run, its checkpoints, saving in the background, resuming, jobs that start runs."""

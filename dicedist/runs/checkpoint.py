@@ -1,10 +1,10 @@
-"""Checkpoints: a folder each, a safetensors file per part, a manifest written last. No pickle is read or written.
+"""Checkpoints: one folder each, one safetensors file per part, a manifest written last. No pickle is read or written.
 
 checkpoints/step-00001200/
     member-0.safetensors ... discriminator.safetensors   weights and optimiser state, by part: the same on any placement
     manifest.json                                        step, size and sha256 of each file, what else the run must know
 
-A folder appears under its name when it is complete and on the disk; until then it is .step-00001200.partial.
+A folder gets its name when it is complete and on disk; until then it is called .step-00001200.partial.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
-FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # no path: it cannot leave the folder
+FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
 Tensors = dict[str, Tensor]
 Files = dict[str, tuple[int, str]]  # file name -> size, sha256
 
@@ -38,16 +38,16 @@ class Checkpoint:
     path: Path
     step: int
     files: Files
-    about: dict[str, Any]  # what the run must know to continue, beside its parts
+    about: dict[str, Any]  # what the run needs to continue, besides its parts
 
 
 def snapshot(part: Part) -> Tensors:
-    """A copy on the host, which training can leave behind."""
+    """A copy on the host, so that training can go on."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state(part).items()}
 
 
 def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
-    """On whichever rank answers for the part; what it returns goes into the manifest."""
+    """Called on the rank that saves the part; the returned entry goes into the manifest."""
     broken = [key for key, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{name} holds values that are not finite, {broken[0]} is the first")
@@ -59,7 +59,7 @@ def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
 
 
 def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int) -> None:
-    """On rank 0, when all ranks have written: the manifest, the name, and old checkpoints go."""
+    """Called on rank 0 when all ranks have written: adds the manifest, renames the folder, removes old checkpoints."""
     draft, final = partial(folder, step), path_of(folder, step)
     missing = [name for name in files if not (draft / name).is_file()]
     if missing:
@@ -69,18 +69,18 @@ def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], ke
     (draft / MANIFEST).write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
     sync(draft / MANIFEST)
     sync(draft)
-    if final.exists():  # damaged, or the run would have continued from it
+    if final.exists():  # it is damaged, otherwise the run would have continued from it
         shutil.rmtree(final)
     draft.rename(final)
     sync(final.parent)
     every = saved(folder)
     last = every.index(final) + 1
-    for path in every[: max(0, last - keep)] + every[last:]:  # a later one is damaged: the run fell back behind it
+    for path in every[: max(0, last - keep)] + every[last:]:  # later ones are damaged: the run resumed before them
         shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(folder: Path) -> None:
-    """What was begun and will not be completed."""
+    """Removes checkpoints that were begun and will not be completed."""
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -94,13 +94,13 @@ def partial(folder: Path, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """The completed ones, in the order of their steps."""
+    """The completed checkpoints, in the order of their steps."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
-    """The last checkpoint whose files are all there and whole; warns of later ones that are not."""
+    """The last checkpoint whose files are all present and intact; warns about later ones that are not."""
     for path in reversed(saved(folder)):
         try:
             return read(path)
@@ -119,11 +119,11 @@ def what_is_wrong(folder: Path) -> str:
 
 
 class NewerFormat(ValueError):
-    """Nothing is wrong with the file, so nothing else may take its place."""
+    """The checkpoint is not damaged, so no earlier one may take its place."""
 
 
 def read(path: Path, only: Collection[str] | None = None) -> Checkpoint:
-    """The manifest, and the files of all or some parts compared with it; ValueError names what is not as it says."""
+    """Reads the manifest and checks the files of all (or `only` some) parts against it; ValueError names a mismatch."""
     try:
         with (path / MANIFEST).open("rb") as file:
             manifest = json.loads(file.read(MANIFEST_LIMIT))
@@ -160,7 +160,7 @@ def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
 
 
 def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
-    """The tensors of a file, their names and shapes compared with the module's before anything is allocated."""
+    """The tensors of a part. Names and shapes are checked against the module before anything is allocated."""
     file_name = f"{name}.safetensors"
     path = checkpoint.path / file_name
     if file_name not in checkpoint.files:
@@ -176,7 +176,7 @@ def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
-    """All weights of the module, and of its optimiser nothing but counters and values of a parameter's shape."""
+    """Whether these are all weights of the module, plus only optimiser counters and values of a parameter's shape."""
     weights = {f"{WEIGHTS}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
     others = {tuple(key.split(".", 2)): shape for key, shape in shapes.items() if key not in weights}

@@ -1,4 +1,4 @@
-"""Trainings that another program starts, one process group each: sweeps and the paper's tables."""
+"""Training runs that another program starts, for sweeps and the paper's tables, each in its own processes."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the finished run found; None if there is none, or one of another length."""
+        """The evaluation of the finished run; None if there is none, or if the run has another length."""
         if not self.run.exists():
             return None
         trained = self.run.config()
@@ -40,7 +40,7 @@ class Job:
         return self.run.result()
 
     def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen:
-        """Start or continue it, on some of the GPUs only, its output into a log."""
+        """Starts or continues the run, on the given GPUs only, with its output in the log."""
         launch = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return subprocess.Popen(
@@ -52,13 +52,13 @@ class Job:
 
 
 def num_devices() -> int:
-    """GPUs, or on a CPU cores."""
+    """The number of GPUs, or of CPU cores if there is no GPU."""
     return torch.cuda.device_count() or len(os.sched_getaffinity(0))
 
 
 def ranks_for(config: Config) -> int:
-    """A part a device, as far as they go."""
+    """One rank per part, as far as there are devices."""
     size, needs_w, devices = config.ensemble.size, Method(config.method).adversarial is not None, num_devices()
     if not isinstance(size, int):
-        return devices if devices > 2 or not needs_w else 1  # two devices would hold a single member beside w
+        return devices if devices > 2 or not needs_w else 1  # two would hold the discriminator w and only one member
     return min(devices, ranks_of(size, needs_w, config.ensemble.replicas))

@@ -11,7 +11,7 @@ from dicedist.runs.run import Run
 
 @contextlib.contextmanager
 def run_lock(run: Run) -> Iterator[None]:
-    """Makes the folder if need be. The kernel lets go of the lock when the process ends, however it ends."""
+    """Creates the folder if needed. The kernel releases the lock when the process ends, however it ends."""
     run.directory.mkdir(parents=True, exist_ok=True)
     with run.lock_file.open("a+") as file:
         try:
@@ -21,7 +21,7 @@ def run_lock(run: Run) -> Iterator[None]:
             owner = file.read(1000).strip() or "another process"
             raise ValueError(f"{run} is in use by {owner}: wait for it, or choose another run.name") from error
         except OSError:
-            pass  # some clusters' file systems have no locks
+            pass  # some clusters' file systems do not support locks
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

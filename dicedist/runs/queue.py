@@ -1,4 +1,4 @@
-"""Jobs one after another, as many at once as there is room for; each that runs holds its own GPUs."""
+"""Runs jobs in order, as many at once as there is room for; each running job has its own GPUs."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ POLL = 0.5  # seconds
 
 
 class Queue:
-    """directory: where the output of each job goes. A job that fails does not end the others."""
+    """A job that fails does not end the others. directory: where the output of each job goes."""
 
     def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
         self.waiting = [job for job in jobs if job.result is None]
@@ -29,7 +29,7 @@ class Queue:
         self.started = time.monotonic()
 
     def run(self) -> list[str]:
-        """The names of the jobs that failed."""
+        """Runs all jobs and returns the names of those that failed."""
         try:
             while self.waiting or self.running:
                 while self.waiting and self.free:
@@ -65,7 +65,7 @@ class Queue:
             outcome = f"validation {100 * valid:.2f} %"
         else:
             outcome = f"test {100 * result['ensemble']['accuracy']:.2f} %"
-        # Those that run now are about half done.
+        # Running jobs count as half done.
         jobs_left = len(self.waiting) + len(self.running) / 2
         left = (time.monotonic() - self.started) / (self.done - self.already + len(self.running) / 2) * jobs_left
         say(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left")
@@ -80,6 +80,6 @@ class Queue:
 
 
 def gpus_of(place: int, ranks: int) -> list[int] | None:
-    """The GPUs of the nth of several jobs at once; None where they do not suffice to give each its own."""
+    """The GPUs of the job at this place among those running at once; None if there are too few to give it its own."""
     gpus = list(range(place * ranks, (place + 1) * ranks))
     return gpus if gpus[-1] < torch.cuda.device_count() else None

@@ -9,18 +9,18 @@ from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.run import Run
 
-FIXED = {Scope.RESULT, Scope.IDENTITY}  # what makes a run another run
+FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
 
 
 def ensemble_size(config: Config) -> int | str:
-    """A run continues with its members on any number of ranks, unless the command says how many it wants."""
+    """A continued run keeps its number of members on any number of ranks, unless the command sets ensemble.size."""
     run = Run.of(config)
     continues = config.ensemble.size == "auto" and config.resume != "never" and os.path.exists(run.config_file)
     return run.config().ensemble.size if continues else config.ensemble.size
 
 
 def find(run: Run, config: Config, data_digest: str, warn: Callable[[str], None]) -> Checkpoint | None:
-    """On rank 0, which holds the lock: the checkpoint to continue from, None to start anew."""
+    """Called on rank 0, which holds the lock. Returns the checkpoint to continue from, or None to start a new run."""
     found = run.newest_checkpoint(lambda text: warn(f"{text}; the checkpoint before it is tried"))
     saved = checkpoint.saved(run.checkpoints)
     begun = bool(saved) or has_records(run)
@@ -48,14 +48,14 @@ def this_launch() -> str:
 
 
 def leave_mark(run: Run) -> str:
-    """On rank 0, for `sees`."""
+    """Called on rank 0; other ranks look for the mark with `sees`."""
     mark = uuid.uuid4().hex
     run.mark_file.write_text(mark)
     return mark
 
 
 def sees(run: Run, mark: str) -> bool:
-    """Whether this rank's folder is the one that rank 0 left its mark in."""
+    """Whether this rank sees the folder in which rank 0 left its mark."""
     try:
         return run.mark_file.read_text() == mark
     except OSError:

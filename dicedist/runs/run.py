@@ -1,4 +1,4 @@
-"""The folder of a run: every file in it, by name. No other module joins a path inside it.
+"""The folder of a run, with a name for every file in it. No other module builds a path inside it.
 
 runs/NAME/
     config.yaml environment.json        what it was asked to do, and where it was done
@@ -20,7 +20,7 @@ from dicedist.runs.checkpoint import Checkpoint
 
 
 class Results:
-    """A folder that an evaluation is written to: that of a run, or one of its own."""
+    """A folder that an evaluation is written to: the folder of a run, or a separate one."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -45,7 +45,7 @@ class Results:
         return self.directory / "report.html"
 
     def result(self) -> dict[str, Any] | None:
-        """What the evaluation found; None if it was not written, or not to its end."""
+        """The results of the evaluation; None if they were not written, or not completely."""
         try:
             return json.loads(self.result_file.read_text())
         except (OSError, ValueError):
@@ -64,7 +64,7 @@ class Run(Results):
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
-        """One that is there; ValueError otherwise."""
+        """An existing run; ValueError if there is none."""
         run = cls(directory)
         if not run.exists():
             raise ValueError(f"{run} is not a run: it has no {run.config_file.name} (runs are folders under runs/)")
@@ -107,12 +107,12 @@ class Run(Results):
 
     @property
     def mark_file(self) -> Path:
-        """What rank 0 writes for the others to see, if they see the same folder."""
+        """Written by rank 0, so that the other ranks can tell whether they see the same folder."""
         return self.directory / ".mark"
 
     @property
     def launch_file(self) -> Path:
-        """Which launch began the run: its restarts continue it whatever `resume` says."""
+        """The id of the last launch: its restarts continue the run even with resume=never."""
         return self.directory / ".launch"
 
     @property
@@ -133,28 +133,28 @@ class Run(Results):
         return checkpoint.newest(self.checkpoints, warn)
 
     def checkpoint(self) -> Checkpoint:
-        """The last intact one; ValueError that says what is wrong if there is none."""
+        """The last intact checkpoint; if there is none, a ValueError says what is wrong."""
         found = self.newest_checkpoint()
         if found is None:
             raise ValueError(f"{self} has no intact checkpoint{checkpoint.what_is_wrong(self.checkpoints)}")
         return found
 
     def last_validation(self, name: str) -> float | None:
-        """The last value of a measure of validation images, by its name without val/; None if there is none."""
+        """The last validation value of a measure, named without val/; None if there is none."""
         found = [record.get(f"val/{name}") for record in whole_records(self.records_file)]
         known = [value for value in found if value is not None]
         return known[-1] if known else None
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Under its name only when it is whole."""
+    """The file gets its name only when it is complete."""
     draft = path.with_name(f".{path.name}.partial")
     draft.write_text(text)
     draft.rename(path)
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Of a file that may be missing, or being written to right now."""
+    """The complete lines of a file that may be missing, or still being written."""
     if not path.exists():
         return []
     return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -4,9 +4,9 @@
     its writer       └──── write, fsync, hash ────┘  │
     rank 0's writer                                  └──── manifest, rename ────
 
-The reports travel with those of the training log, so that no message is sent for a checkpoint alone. A checkpoint that
-cannot be written is a warning: the one before it stays. A rank on a node that does not see rank 0's folder leaves its
-files in the store instead, from which rank 0's writer takes them.
+The reports travel with those of the training log, so no message is sent for a checkpoint alone. A checkpoint that
+cannot be written causes a warning, and the one before it stays. A rank on a node that does not see rank 0's folder puts
+its files into the store instead, and rank 0's writer takes them from there.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ Report = dict[str, Any]  # the files that a rank has written, or its error; empt
 
 
 class Saver:
-    """Every rank has one, for the parts that it answers for. Rank 0 decides when, and completes."""
+    """Every rank has one, for the parts that it saves. Rank 0 decides when to save, and completes the checkpoint."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Saver:
         every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
         self.intervals = [steps for steps in every if steps]
         self.step, self.begun_at = step, time.monotonic()  # of the last checkpoint begun
-        self.failed = False  # it could not be written
+        self.failed = False  # True if the last checkpoint could not be written
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[Report] | None = None
         self.about: Mapping[str, Any] = {}
@@ -58,13 +58,13 @@ class Saver:
         self.busy = False
 
     def due(self, step: int) -> bool:
-        """On rank 0. While a checkpoint is under way the next one waits for its turn, and training for neither."""
+        """Called on rank 0. While a checkpoint is in progress the next one is put off; training waits for neither."""
         minutes = self.config.every_minutes
         late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
         return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
 
     def start(self, step: int, about: Mapping[str, Any]) -> None:
-        """All ranks call, between the same two steps. about: for the manifest, of rank 0."""
+        """All ranks call this between the same two steps. about: what rank 0 writes into the manifest."""
         self.step, self.begun_at, self.about = step, time.monotonic(), about
         self.busy, self.failed = True, False
         snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts}
@@ -85,7 +85,7 @@ class Saver:
 
     @contextlib.contextmanager
     def folder_for(self, step: int) -> Iterator[Path]:
-        """Where this rank writes: the checkpoint itself, or a place from which its files are sent."""
+        """Where this rank writes: the checkpoint's folder, or a temporary one from which its files are sent."""
         if self.sees_folder:
             yield checkpoint.partial(self.run.checkpoints, step)
             return
@@ -93,14 +93,14 @@ class Saver:
             yield Path(folder)
 
     def report(self) -> Report:
-        """For rank 0: what this rank has written since it was last asked."""
+        """What this rank has written since the last call; rank 0 receives it."""
         if self.writing is None or not self.writing.done():
             return {}
         report, self.writing = self.writing.result(), None
         return report
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """On rank 0, with a report of each rank; the others have received none, and nothing to do."""
+        """Called with the reports of all ranks on rank 0; on the other ranks with none, and nothing happens."""
         self.reports |= {rank: report for rank, report in enumerate(reports) if report}
         if len(self.reports) == self.control.world_size:
             self.completing = self.thread.submit(self.complete, [*self.reports.values()])
@@ -112,12 +112,12 @@ class Saver:
                 self.warn(f"the checkpoint of step {self.step} could not be written, the one before it stays: {error}")
 
     def complete(self, reports: Sequence[Report]) -> str | None:
-        """What went wrong, if anything did."""
+        """On rank 0, in the background. Returns the error, if any."""
         try:
             for report in reports:
                 if "error" in report:
                     raise OSError(report["error"])
-            checkpoint.sync(self.run.records_file)  # the manifest says how many there are
+            checkpoint.sync(self.run.records_file)  # the manifest says how many records there are
             files = {name: entry for report in reports for name, entry in report["files"].items()}
             self.fetch({name: files[name] for report in reports for name in report["sent"]})
             checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep)
@@ -127,7 +127,7 @@ class Saver:
         return None
 
     def fetch(self, files: checkpoint.Files) -> None:
-        """What was written by ranks that do not see this folder."""
+        """Takes the files of ranks that do not see this folder from the store, and verifies them."""
         draft = checkpoint.partial(self.run.checkpoints, self.step)
         draft.mkdir(parents=True, exist_ok=True)
         for name, (size, sha256) in files.items():
@@ -137,7 +137,7 @@ class Saver:
             checkpoint.verify(draft, name, size, sha256)
 
     def finish(self) -> bool:
-        """All ranks call, and wait for the checkpoint under way; whether the last one begun is on the disk."""
+        """All ranks call this and wait for a checkpoint in progress; returns whether the last one begun is on disk."""
         for _ in range(2):  # the files of all ranks, then the manifest
             for job in (self.writing, self.completing):
                 if job is not None:
@@ -148,8 +148,8 @@ class Saver:
 
 @contextlib.contextmanager
 def reachable(saved: Path, lacking: Sequence[str], control: Control, transfer: FileTransfer | None) -> Iterator[Path]:
-    """All ranks call: a folder with the checkpoint that rank 0 keeps, or of one that cannot be seen from here the parts
-    that this rank lacks."""
+    """All ranks call this. Yields rank 0's checkpoint folder, or, on a rank that does not see it, a temporary folder
+    with the parts that this rank lacks."""
     records = control.report({"lacking": [f"{name}.safetensors" for name in lacking]})
     wanted = {name for record in records for name in record["lacking"]}
     if wanted and transfer:
