@@ -1,7 +1,7 @@
-"""The gradients of the discriminator's learning loss, a block of rows at a time.
+"""The gradients of the training loss of the discriminator w, one block of rows at a time.
 
 Autograd would write every activation of every row to memory and read it back. On a CPU that costs as much as the
-arithmetic; a block that stays in the cache does not. The values are autograd's, which tests hold them to.
+arithmetic; a block that stays in the cache avoids it. Tests hold the values equal to autograd's.
 
 Legend: X rows, B inputs, Y and Z rows of summands, H hidden, L last hidden.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SLOPE = 0.2  # of w's leaky ReLU
-BLOCK = 8  # rows of B inputs: 1 MB of activations a layer at B = 128
+BLOCK = 8  # rows of B inputs: 1 MB of activations per layer at B = 128
 leaky_relu_backward_ = torch.ops.aten.leaky_relu_backward.grad_input
 
 
@@ -30,13 +30,13 @@ def blockwise_gradients(
     targets_XB: Tensor,
     weights_XB: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """w's logits, and the gradients of their weighted binary cross-entropy by the first eight arguments."""
+    """w's logits, and the gradients of their weighted binary cross-entropy with respect to the first 8 arguments."""
     inputs = (stays_YBH, moves_ZBH, second_BH, second_HH, third_LH, third_L, last_BL, last_B)
     gradients = tuple(map(torch.zeros_like, inputs))
     d_stays, d_moves, d_second, d_second_HH, d_third_LH, d_third, d_last, d_bias = gradients
     (batch, hidden), last = stays_YBH.shape[1:], len(third_L)
     logits_XB = torch.empty_like(targets_XB)
-    # Written over by every block: memory fresh from the system costs more than what is done with it.
+    # Reused by every block: fresh memory from the system would cost more than the arithmetic done in it.
     spaces = [stays_YBH.new_empty(BLOCK * batch, width) for width in (hidden, hidden, last, last, hidden, hidden)]
     places = list(zip(first_X.tolist(), second_X.tolist(), strict=True))
     for start in range(0, len(places), BLOCK):

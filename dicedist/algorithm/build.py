@@ -1,4 +1,4 @@
-"""The parts of an ensemble and its step, from the configuration, which only this module of the room reads whole."""
+"""Builds the parts of an ensemble and its step from the configuration."""
 
 from collections.abc import Sequence
 
@@ -65,7 +65,7 @@ def learner(name: str, module: nn.Module, config: Config, device: torch.device) 
         momentum=settings.momentum,
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
-        # A fused first step that overflows leaves its momentum uninitialised (torch 2.14), and the next one reads it.
+        # If the first fused step overflows, the momentum stays uninitialised (torch 2.14), and the next step reads it.
         fused=config.precision != "fp16",
     )
     return Part(name, module, optimizer)
@@ -100,7 +100,7 @@ def build_shared(config: Config, method: Method, num_members: int) -> nn.Module 
 
 
 def build_adversary(config: Config, method: Method, num_members: int, num_classes: int) -> Adversary:
-    """For the members that are compared: its slots are theirs, in their order."""
+    """The adversary of the compared members, with one slot for each, in their order."""
     assert method.adversarial is not None
     compared = method.compared(num_members)
     dims = feature_dims(config, num_members)
@@ -110,12 +110,12 @@ def build_adversary(config: Config, method: Method, num_members: int, num_classe
 
 
 def feature_dims(config: Config, num_members: int) -> list[int]:
-    """D of every member, also of those that live elsewhere."""
+    """D of every member, including those on other ranks."""
     return [network.feature_dim for network in weightless(config, num_members)]
 
 
 def weightless(config: Config, num_members: int) -> list[Network]:
-    """Every member's network, for its sizes: no weights are allocated."""
+    """Every member's network, to read its sizes; no weights are allocated."""
     with torch.device("meta"):
         if config.network.per_member is None:
             return [networks.build(config.network)] * num_members
@@ -123,7 +123,7 @@ def weightless(config: Config, num_members: int) -> list[Network]:
 
 
 def check_members(config: Config, method: Method, num_members: int, num_hosts: int) -> None:
-    """Whether the method suits its members, and the ranks that host them; asked before any process group exists."""
+    """ValueError if the method does not suit its members or their ranks; called before any process group exists."""
     named = config.network.per_member
     if named is not None and len(named) != num_members:
         raise ValueError(f"network.per_member names {len(named)} networks for {num_members} members: name one for each")

@@ -1,9 +1,9 @@
 """The discriminator w: tells features of one input from features of two inputs of the same class.
 
-The paper's network takes the M slots side by side (all but two filled with zeros) and an embedding of the class, at
-the inputs of its first two layers, and has one output per class. The same function is computed here without the
-zeros: a slot's share of the first layer is applied once to each member's features and added up per pair, the
-embedding acts as a table with one row a class, and only the output of the class at hand is formed.
+The input of the paper's network is M slots side by side, one per member, all but two filled with zeros. An embedding of
+the class enters its first two layers, and it has one output per class. This module computes the same function without
+the zeros: each slot's part of the first layer is applied once to its member's features, and the results are added per
+pair; the embedding acts as a table with one row per class; only the output of the input's class is computed.
 tests/algorithm1.py has the literal network.
 
 Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X
@@ -29,7 +29,7 @@ EMBEDDING, HIDDEN, LAST = 64, 256, 100
 
 
 class PairClassifier(nn.Module):
-    """w itself. Unconditional redundancy is the same network for a single class without embedding."""
+    """The network of w. Unconditional redundancy uses it with a single class and no embedding."""
 
     def __init__(self, num_members: int, feature_dim: int, num_classes: int):
         super().__init__()
@@ -45,7 +45,7 @@ class PairClassifier(nn.Module):
         self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
 
     def initialise(self, first_inputs: int, second_inputs: int) -> None:
-        """As torch.nn.Linear and Embedding would for the literal layers."""
+        """As torch.nn.Linear and Embedding would initialise the literal layers."""
         first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
         for parameter in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
             nn.init.uniform_(parameter, -first, first)
@@ -54,17 +54,17 @@ class PairClassifier(nn.Module):
         nn.init.normal_(self.embedding_KE)
 
     def project(self, z_MBD: Tensor) -> Tensor:
-        """Each member's share of the first layer: any number of leading dimensions between M and D."""
+        """Each member's part of the first layer; any number of dimensions may lie between M and D."""
         return torch.bmm(z_MBD.flatten(1, -2), self.slots_MDH).unflatten(1, z_MBD.shape[1:-1])
 
     def of_class(self, labels_B: Tensor) -> "ClassRows":
-        """What the class of each input adds to the layers."""
+        """The parts of the layers that depend on the class of each input."""
         first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
         second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
         return ClassRows(first_KH[labels_B], second_KH[labels_B], self.last.weight[labels_B], self.last.bias[labels_B])
 
     def logits(self, first_XBH: Tensor, of_class: "ClassRows") -> Tensor:
-        """log f = log w/(1-w) of rows of first-layer sums."""
+        """log f = log w/(1-w) for rows of first-layer sums."""
         hidden = F.leaky_relu(first_XBH, SLOPE)
         hidden = F.leaky_relu(hidden @ self.second.weight.T + of_class.second_BH, SLOPE)
         hidden = F.leaky_relu(self.third(hidden), SLOPE)
@@ -73,7 +73,7 @@ class PairClassifier(nn.Module):
     def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
         """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant.
 
-        docs/choices.md, 13: the text of the paper has 1 - w, an appendix w.
+        docs/choices.md, 13: the paper has 1 - w in its text, but w in an appendix.
         """
         first_MBH = self.project(means_MBD)
         of_class = self.of_class(labels_B)
@@ -103,7 +103,7 @@ class Comparison:
     found_B: Tensor  # which inputs have a partner
 
     def targets(self) -> tuple[Tensor, Tensor]:
-        """1 for joint rows, 0 for product rows; and weights, 0 for product rows of an input without partner."""
+        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner."""
         targets_XB = self.stays_YBH.new_zeros(len(self.plan.first_X), len(self.found_B))
         targets_XB[: self.plan.num_joint] = 1
         weights_XB = torch.ones_like(targets_XB)
@@ -136,7 +136,7 @@ class Discriminator(Adversary):
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """d(redundancy loss)/d(means) [M, B, D]; the scale gets none (docs/choices.md, 9)."""
+        """d(redundancy loss)/d(means) [M, B, D]; the scales get no gradient (docs/choices.md, 9)."""
         draws = generator(labels_B.device, self.seed, "redundancy", *where)
         labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
@@ -165,7 +165,7 @@ class Discriminator(Adversary):
         if self.config.terms != "rhs":
             terms["lhs"] = log_f_XB[:num_joint].mean()
         if self.config.terms != "lhs":
-            # A batch without a single partner gives 0; -inf would turn the gradient into NaN.
+            # If no input has a partner, the term is 0. Filling with -inf would turn the gradient into NaN.
             product_PXB = log_f_XB[num_joint:].unflatten(0, (len(pairs_P2), -1)).masked_fill(~found_B, -1e4)
             count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
             log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
@@ -183,7 +183,7 @@ class Discriminator(Adversary):
         now: Moment,
         where: tuple[int, int],
     ) -> dict[str, Tensor]:
-        """Step 3: num_steps steps of w on new samples and partners, then the batch goes into the memory."""
+        """Step 3: num_steps steps of w, each on new samples and partners; then the batch is written to the memory."""
         labels_B = self.classes(labels_B)
         for step in range(self.config.num_steps):
             draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
@@ -207,7 +207,7 @@ class Discriminator(Adversary):
         return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr)
 
     def differentiate(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
-        """Equation 3 and w's logits; the gradients are added to w's."""
+        """The loss of equation 3, and w's logits; accumulates the gradients of w."""
         if compared.stays_YBH.device.type == "cpu":
             of_class, second, third, plan = compared.of_class, self.network.second, self.network.third, compared.plan
             inputs = (
@@ -240,7 +240,7 @@ class Discriminator(Adversary):
         now: Moment,
         draws: torch.Generator,
     ) -> Comparison:
-        """Samples of z, partners for product pairs, and the first layer applied to all of them once."""
+        """Draw samples of z and partners for product pairs, and apply the first layer once to each of them."""
         num_samples = self.config.num_samples
         z_MXBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
         partners = Partners.of(labels_B, self.memory)
@@ -259,7 +259,7 @@ class Discriminator(Adversary):
     def sample(
         self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
     ) -> Tensor:
-        """z of [M, ..., D]; with num_samples, [M, S, ..., D]. The scale goes from 1 to the predicted one."""
+        """z of [M, ..., D]; with num_samples, [M, S, ..., D]. Over time the scale goes from 1 to the predicted one."""
         if num_samples is not None:
             means, scales = (values[:, None].expand(-1, num_samples, *values.shape[1:]) for values in (means, scales))
         if self.config.scale == "none":

@@ -14,19 +14,19 @@ from dicedist.algorithm.networks import Network
 
 @dataclass
 class Encoding:
-    """What a member makes of one batch in training. A deterministic member has z = mean and no scale."""
+    """The output of a member for one training batch. A deterministic member has z = mean and no scale."""
 
     mean_BD: Tensor
     scale_BD: Tensor | None
     z_BD: Tensor
     logits_BK: Tensor
-    trunk_BCHW: Tensor | None = None  # what the features were read from, where the network has a split point
+    trunk_BCHW: Tensor | None = None  # the trunk's output; None if the network has no split point
 
 
 class Bottleneck(nn.Module):
     """The encoder's scale e^sigma(x) and the backward encoder's mean b(y); inference needs neither.
 
-    prior_rows: a mean for each class (VCEB) or a single one (VIB).
+    prior_rows: one mean per class (VCEB) or a single one (VIB).
     """
 
     def __init__(self, feature_dim: int, prior_rows: int):
@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
 
 
 class Member(nn.Module):
-    """In a net the encoder reads images; in a branch it reads what the shared trunk made of them."""
+    """In a net the encoder reads images; in a branch it reads the output of the shared trunk."""
 
     def __init__(self, encoder: Network, num_classes: int, prior_rows: int):
         super().__init__()
@@ -48,7 +48,7 @@ class Member(nn.Module):
         self.bottleneck = Bottleneck(encoder.feature_dim, prior_rows) if prior_rows else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits from the mean: inference."""
+        """Logits from the mean, for inference."""
         return self.classifier(self.encoder(inputs))
 
     def encode(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
@@ -64,7 +64,7 @@ class Member(nn.Module):
 
 
 class Encode(nn.Module):
-    """A member's `encode` as a module of its own, for what wraps modules."""
+    """A member's `encode` as the forward of a module, so that it can be wrapped for replicas."""
 
     def __init__(self, member: Member):
         super().__init__()
@@ -75,5 +75,5 @@ class Encode(nn.Module):
 
 
 def full(values: Tensor) -> Tensor:
-    """Under autocast values leave a layer in half precision; what is sampled, sent and compared is float32 at least."""
+    """Autocast layers return half precision; values that are sampled, sent or compared are float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class ClassMemory(nn.Module):
-    """Means and scales, never samples, so that z can be drawn anew (docs/choices.md, 10)."""
+    """Stores means and scales, never samples, so that z can be drawn anew (docs/choices.md, 10)."""
 
     means_MQD: Tensor
     scales_MQD: Tensor
-    written_K: Tensor  # inputs of the class seen so far
+    written_K: Tensor  # inputs of each class seen so far
 
     def __init__(self, num_members: int, feature_dim: int, num_classes: int, capacity: int):
         super().__init__()
@@ -25,7 +25,7 @@ class ClassMemory(nn.Module):
 
     @torch.no_grad()
     def write(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> None:
-        """Keep the last C inputs of each class; no mask is indexed with, so that the device need not synchronise."""
+        """Keep the last C inputs of each class, without boolean indexing, which would synchronise the device."""
         num_classes = len(self.written_K)
         seen_BK = (labels_B[:, None] == torch.arange(num_classes, device=labels_B.device)).cumsum(0)
         nth_B = seen_BK.gather(1, labels_B[:, None])[:, 0] - 1

@@ -1,4 +1,4 @@
-"""What crosses between members in a step, and what the step asks of whoever carries it.
+"""The messages of a step, and the interface of the exchange that carries them.
 
 Legend: M members, B inputs, D features.
 """
@@ -16,23 +16,23 @@ FEATURES = ("mean", "scale")  # the fields that a discriminator may read
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who must see which fields of whom, whatever rank they live on."""
+    """Who must see which fields of whom, independent of the ranks that host them."""
 
-    widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
-    heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the fields that it must see
+    widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
+    heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the speaker's fields that it must see
     features: tuple[str, ...]  # the fields that the discriminator reads
-    compared: Sequence[int]  # of these members
+    compared: Sequence[int]  # the members whose features it reads
 
 
 @dataclass
 class Gathered:
-    """What reached this rank: by member, the fields sent; and who was out of step (1) or not (0)."""
+    """What this rank holds after a gather: the fields by member, and which members were out of step (1) or not (0)."""
 
     fields: dict[int, Fields]
     out_of_step_M: Tensor
 
     def stacked(self, name: str, members: Sequence[int]) -> Tensor:
-        """[members, B, the largest width], those with fewer features filled up with zeros."""
+        """[members, B, largest width], with narrower members padded with zeros."""
         rows = [self.fields[member][name] for member in members]
         width = max(row.shape[-1] for row in rows)
         return torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[-1])) for row in rows])

@@ -23,8 +23,8 @@ def within_budget(pairs_P2: Tensor, budget: int | None, generator: torch.Generat
 class Partners:
     """For each input of a batch, the other inputs of its class: in the batch and in the memory."""
 
-    ranks_BN: Tensor  # running number of candidates over the batch's B inputs, then the C entries of the class
-    memory_row_B: Tensor  # where the class begins in the memory, counted behind the batch
+    ranks_BN: Tensor  # cumulative count of candidates over the batch's B inputs, then the C entries of the class
+    memory_row_B: Tensor  # the first memory row of the class, with memory rows numbered after the batch's
 
     @classmethod
     def of(cls, labels_B: Tensor, memory: ClassMemory) -> "Partners":
@@ -41,7 +41,7 @@ class Partners:
         return self.ranks_BN[:, -1] > 0
 
     def draw(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Rows [X, B] into the batch, then the memory, uniform over candidates; meaningless where there is none."""
+        """Rows [X, B] of batch and memory concatenated, uniform over candidates; meaningless where there are none."""
         batch = len(self.ranks_BN)
         chance_BX = torch.rand(batch, num_draws, generator=generator, device=generator.device)
         count_B1 = self.ranks_BN[:, -1:]
@@ -53,9 +53,10 @@ class Partners:
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Which projected features are added up: both of one input (joint), or one of the two of its partner (product).
+    """Which projected features are added: both of one input (joint), or one of it and one of its partner (product).
 
-    `first` counts the batch's samples [M, S]; `second` counts [M, S + S R], each member's partners behind its samples.
+    `first` indexes the batch's samples, [M, S] flattened. `second` indexes [M, S + S R] flattened, where each member's
+    partners follow its samples.
     """
 
     first_X: Tensor
@@ -67,7 +68,7 @@ class PairPlan:
         device, rows = pairs_P2.device, num_samples * (1 + negatives)
         samples_S = torch.arange(num_samples, device=device)
         one_P1, other_P1 = pairs_P2.split(1, dim=1)
-        # Which of the two members is drawn from elsewhere is random (docs/choices.md, 12).
+        # Which of the two members takes its features from the partner is random (docs/choices.md, 12).
         moved_PSR = torch.randint(
             2, (len(pairs_P2), num_samples, negatives), generator=generator, device=generator.device
         )

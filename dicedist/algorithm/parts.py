@@ -1,4 +1,4 @@
-"""The parts of an ensemble that a rank hosts: members, what they share, the discriminator."""
+"""The parts of an ensemble that a rank hosts: members, the modules that they share, the discriminator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dicedist.algorithm.member import Member
 
 @dataclass
 class Part:
-    """Something with weights and an optimiser, saved under its own name wherever it lives."""
+    """A module and its optimiser, saved under its own name whichever rank hosts it."""
 
     name: str
     module: nn.Module
@@ -21,11 +21,11 @@ class Part:
 
 @dataclass
 class Hosted:
-    """What lives on this rank. Any of it may be absent."""
+    """The parts on this rank. Any of them may be absent."""
 
     members: Mapping[int, Part]
-    trunk: Part | None  # of branches
-    shared: Part | None  # the method's own: a gate, an attention
+    trunk: Part | None  # shared by branches
+    shared: Part | None  # the method's shared modules: a gate, an attention
     discriminator: Part | None
 
     @property
@@ -34,12 +34,12 @@ class Hosted:
 
     @property
     def learners(self) -> list[Part]:
-        """What the members' losses train."""
+        """The parts that the members' losses train."""
         return [*self.members.values(), *self.common]
 
     @property
     def common(self) -> list[Part]:
-        """What all members train together, replicated on each rank that hosts some."""
+        """The parts that all members train together, replicated on every rank that hosts members."""
         return [part for part in (self.trunk, self.shared) if part is not None]
 
     @property

@@ -19,7 +19,7 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
 
 @contextlib.contextmanager
 def initialising(seed: int, purpose: str, *where: int) -> Iterator[None]:
-    """Inside, torch's global CPU generator is keyed, for layers that draw their own initial weights."""
+    """Inside the context, torch's global CPU generator is keyed, for layers that draw their own initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed_for(seed, purpose, *where))
         yield

@@ -1,4 +1,4 @@
-"""What changes during training, as pure functions of the epoch (a fraction of an epoch counts)."""
+"""The schedules of training, as pure functions of the epoch, which may be fractional."""
 
 import math
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dicedist.config.schema import Config, SchedulesConfig
 
-Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs rising from 0
+Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs ascending from 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Schedules:
 
 
 def learning_rate_knots(tables: dict[str, list[Any]], choice: float | str) -> Knots:
-    """A table by its name, or the paper's table scaled to begin at the number given."""
+    """The table of that name, or the paper's table scaled to start at the given number."""
     if isinstance(choice, str):
         return tables[choice]
     paper = tables["paper"]

@@ -4,9 +4,10 @@
                        gather              scatter
     w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
 
-The discriminator answers with the w of the step before and learns afterwards (the paper's order), so on a rank of its
-own it learns while the members run backward and the next forward, and beside members while they run backward.
-Methods on predictions have no w: the gather brings each member what its peers predict.
+The discriminator w first returns gradients, computed with its weights from the previous step, and learns afterwards
+(the paper's order). On a rank of its own it learns while the members run backward and the next forward; on a rank
+with members, while they run backward. Methods that work on predictions have no w: the gather brings each member the
+predictions of its peers.
 
 Legend: M members, B inputs, D features.
 """
@@ -29,16 +30,16 @@ from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import Moment, Schedules
 
-Values = dict[str, Tensor]  # named scalars, on the device until someone logs them
+Values = dict[str, Tensor]  # named scalars, which stay on the device until they are logged
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step tells of itself; all of it stays on the device."""
+    """What a step reports; all of it stays on the device."""
 
     values: Values
-    out_of_step_M: Tensor  # 1 for a member whose batch was not this rank's
+    out_of_step_M: Tensor  # 1 for each member whose batch differed from this rank's
 
 
 class Step:
@@ -54,7 +55,7 @@ class Step:
         sync_batch_norm: bool = False,
         records_graphs: bool = False,
     ):
-        """sync_batch_norm: over all replicas of a member. records_graphs: compiled stages become CUDA graphs."""
+        """sync_batch_norm: normalise over a member's replicas. records_graphs: compiled stages become CUDA graphs."""
         self.method, self.hosted, self.exchange = method, hosted, exchange
         self.schedules, self.steps_per_epoch, self.seed = schedules, steps_per_epoch, seed
         self.num_members, self.replicas, self.device = exchange.num_members, exchange.replicas, exchange.device
@@ -84,7 +85,7 @@ class Step:
 
     @contextlib.contextmanager
     def beside_members(self) -> Iterator[None]:
-        """Inside, a GPU that holds w and members works on a second stream: w learns while members run backward."""
+        """On a GPU that hosts w and members, run the body on a second stream: w learns while members run backward."""
         if not self.shares_gpu:
             yield
             return
@@ -97,15 +98,15 @@ class Step:
         return torch.cuda.Stream(self.device)
 
     def join(self) -> None:
-        """What follows on the device sees what w has learnt, and may use the memory of what it learnt from."""
+        """Order later work on the device after w's learning: it sees the new w and may reuse the memory that w read."""
         if self.shares_gpu:
             torch.cuda.current_stream(self.device).wait_stream(self.side)
 
     def encode(self, batch: Batch) -> dict[int, Encoding]:
-        """Each member hosted here sees the batch, through the trunk where there is one (run once for all of them)."""
+        """Encode the batch with each member hosted here, behind the trunk if there is one (run once per view)."""
         encodings = {}
         if self.records_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # graphs may write over what they gave to the step before
+            torch.compiler.cudagraph_mark_step_begin()  # graphs may now overwrite their outputs of the previous step
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
             for nth, member in enumerate(self.hosted.members):
@@ -114,7 +115,7 @@ class Step:
         return encodings
 
     def noise(self, batch: Batch, member: int) -> Tensor | None:
-        """On z, the same for an input whichever replica sees it; a deterministic member has none."""
+        """The noise on z: the same for an input whichever replica sees it; None for a deterministic member."""
         if self.hosted.member(member).bottleneck is None:
             return None
         draws = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
@@ -161,7 +162,7 @@ class Step:
             return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
 
     def precision_of_w(self) -> torch.autocast:
-        """bf16 on a GPU where members use it; never fp16, whose range log f may leave, as its gradients do."""
+        """bf16 on a GPU if members use it; never fp16: log f may leave its range, and the gradients of log f do."""
         halved = self.device.type == "cuda" and self.precision == torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
 
@@ -181,10 +182,10 @@ class Step:
     def descend(
         self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
     ) -> Values:
-        """Backward from every member's (loss, mean) with (1, redundancy gradient), then a step of everything hosted.
+        """Run backward from every member's (loss, mean) with (1, redundancy gradient), then update all parts but w.
 
-        share: of the batch, seen by this rank. A member's gradient is the mean over its replicas, so that each counts
-        for the inputs it saw.
+        share: the fraction of the batch that this rank sees. A member's gradient is the mean over its replicas, so
+        `replicas * share` makes each replica count for the inputs that it saw.
         """
         values: Values = {}
         heads: list[Tensor] = []
@@ -220,6 +221,6 @@ class Step:
 
 
 def gradient_norm(module: nn.Module) -> Tensor:
-    """Over all parameters; 0 where it is not finite, as in a step that fp16 leaves out."""
+    """The norm over all parameters; 0 where it is not finite, as in a step that fp16 skips."""
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     return torch.nan_to_num(nn.utils.get_total_norm(gradients), nan=0.0, posinf=0.0)

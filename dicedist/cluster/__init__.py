@@ -1,4 +1,4 @@
-"""Ranks: who hosts what, every message between them, joining and leaving, signals, devices, the launcher.
+"""Ranks: who hosts what, every message between them, joining and leaving the group, signals, devices, the launcher.
 
-The only room that uses torch.distributed. Knows nothing of runs and their folders, or of measures.
+This is the only room that uses torch.distributed. It knows nothing about runs, their folders, or metrics.
 """

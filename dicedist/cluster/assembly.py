@@ -1,4 +1,4 @@
-"""The step of one rank: the parts that the placement gives it, and the exchange that joins them to the others."""
+"""The step of one rank: the parts that the placement gives it, and the exchange that connects them to other ranks."""
 
 from dicedist.algorithm.build import build_hosted, build_step, feature_dims
 from dicedist.algorithm.objectives import Method
@@ -17,7 +17,7 @@ def assemble(
     steps_per_epoch: int,
     kind: type[Step] = Step,
 ) -> tuple[Step, Exchange]:
-    """All ranks call, for the groups of the exchange are made here."""
+    """All ranks call this, because it makes the groups of the exchange."""
     method, size = Method(config.method), placement.num_members
     members, hosts_w = placement.members_on(world.rank), world.rank == placement.discriminator
     hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)

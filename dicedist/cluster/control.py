@@ -1,4 +1,4 @@
-"""Records and agreements between all ranks, on the host: what a run needs beside the tensors of a step."""
+"""Records and agreements between all ranks, on the host: what a run needs besides the tensors of a step."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +15,22 @@ Record = dict[str, Any]  # whatever JSON can hold
 
 
 class Control:
-    """All ranks call each method together. In a single process there is nobody to speak to, and nothing is sent."""
+    """Every method is collective: all ranks call it together. A single process sends nothing."""
 
     def __init__(self, rank: int, world_size: int):
         self.rank, self.world_size = rank, world_size
 
     @property
     def reports(self) -> bool:
-        """Whether this rank keeps the records and speaks."""
+        """Whether this rank keeps the records and prints the output."""
         return self.rank == REPORTER
 
     def agree(self, flag: int) -> int:
-        """All ranks call; each gets the largest flag."""
+        """Each rank receives the largest flag."""
         return self.agree_later(flag)()
 
     def agree_later(self, flag: int) -> Callable[[], int]:
-        """All ranks call, and none waits: each gets a function that waits for the largest flag."""
+        """Like `agree`, but without waiting: each rank receives a function that waits for the largest flag."""
         if self.world_size == 1:
             return lambda: flag
         largest = torch.tensor([flag])
@@ -45,11 +45,11 @@ class Control:
         return wait
 
     def barrier(self) -> None:
-        """All ranks call; none goes on before the last has come."""
+        """No rank continues before the last has arrived."""
         self.agree(0)
 
     def tell(self, record: Record) -> Record:
-        """All ranks call; each receives the record of the reporter."""
+        """Each rank receives the reporter's record."""
         if self.world_size == 1:
             return record
         text = encoded(record)
@@ -61,7 +61,7 @@ class Control:
         return decoded(told)
 
     def report(self, record: Record) -> list[Record]:
-        """All ranks call with a record; the reporter receives all of them, the others none."""
+        """The reporter receives the records of all ranks; the others receive none."""
         if self.world_size == 1:
             return [record]
         text = encoded(record)
@@ -76,7 +76,7 @@ class Control:
     def collect(
         self, own: Mapping[int, Tensor], like: Sequence[tuple[int, ...]], hosts: Sequence[int]
     ) -> list[Tensor] | None:
-        """All ranks call with a CPU tensor for each member that they host; the reporter receives every member's.
+        """Each rank passes a CPU tensor for each member that it hosts; the reporter receives those of all members.
 
         like: the shapes of all members' tensors. hosts: the rank that sends for each member.
         """

@@ -1,4 +1,4 @@
-"""The device of this rank, and whether there is room on it. Whoever else uses it is told with numbers."""
+"""The device of this rank, and whether it has enough free memory. Errors give the amounts."""
 
 import os
 import shutil
@@ -6,8 +6,8 @@ import shutil
 import torch
 
 GIB, MIB = 2**30, 2**20
-LEAST_GPU = 1 * GIB  # CUDA's context and a ResNet-8 with its batch; less is surely taken by someone else
-LEAST_SHARED = 16 * MIB  # a rank, for NCCL's buffers
+LEAST_GPU = 1 * GIB  # for CUDA's context and a ResNet-8 with its batch; with less free, others surely use the GPU
+LEAST_SHARED = 16 * MIB  # per rank, for NCCL's buffers
 SHARED = "/dev/shm"
 
 
@@ -32,7 +32,7 @@ def pick_device() -> torch.device:
 
 
 def device_named(name: str) -> torch.device:
-    """auto | cpu | cuda, of a command that is no rank."""
+    """The device for auto | cpu | cuda, in a command that does not run as ranks."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: torch finds no GPU here, write device=cpu")
     return pick_device() if name == "auto" else torch.device(name)
@@ -48,7 +48,7 @@ def refuse_taken(device: torch.device) -> None:
 
 
 def refuse_small_shared_memory(ranks_here: int) -> None:
-    """A container has 64 MiB of it unless told otherwise."""
+    """A container has 64 MiB of shared memory by default."""
     free, needed = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else 0, ranks_here * LEAST_SHARED
     if free < needed:
         raise ValueError(
@@ -58,7 +58,7 @@ def refuse_small_shared_memory(ranks_here: int) -> None:
 
 
 def refuse_compile(how: bool | str) -> None:
-    """Where it cannot work: before anything is built."""
+    """Refuse compilation where it cannot work, before anything is built."""
     compiler = os.environ.get("CXX", "g++")
     if how == "graphs" and not torch.cuda.is_available():
         raise ValueError("compile=graphs records CUDA graphs, and there is no GPU here: write compile=true")
@@ -67,7 +67,7 @@ def refuse_compile(how: bool | str) -> None:
 
 
 def too_small(device: torch.device) -> str:
-    """What to say when its memory did not suffice."""
+    """The error message when the device's memory did not suffice."""
     free, total = torch.cuda.mem_get_info(device)
     ours = torch.cuda.max_memory_reserved(device)
     others = max(0, total - free - torch.cuda.memory_reserved(device))

@@ -1,15 +1,15 @@
 """The messages of a step between the ranks that host its parts.
 
-One step, with the discriminator w on a rank of its own (a member beside w sends nothing, its tensors are handed over):
+One step, with the discriminator w on a rank of its own (a member beside w sends nothing: its tensors are handed over):
 
     member 0  --- mean, scale, checksum --->            --- d loss / d mean --->  member 0
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
-Methods on predictions send logits (and a gate, queries, keys) to the ranks that host their listeners instead, in the
-same gather; independent ones send nothing. A message goes from one rank straight to another (grouped send and receive,
-which NCCL and gloo both have): a rank never receives what it does not need. A member with replicas sends from each of
-them the rows of the batch that it saw; w receives all, a listener's replica those of the same inputs.
+Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
+host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
+and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the
+rows of the batch that it saw; w receives all rows, a listener's replica only those of its own inputs.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -28,7 +28,7 @@ from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
 
-Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, member, replica elsewhere) -> fields
+Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, member, replica on another rank) -> fields
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Exchange:
     placement: Placement
     rank: int
     device: torch.device
-    widths: Mapping[str, Sequence[int]]  # by field, floats per input for each member
+    widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     routes: Routes
     compared: Sequence[int]  # the members whose features w reads
     member_group: dist.ProcessGroup | None = None
@@ -47,7 +47,7 @@ class Exchange:
 
     @classmethod
     def between(cls, placement: Placement, rank: int, device: torch.device, traffic: Traffic) -> Self:
-        """All ranks call: the groups of the ranks that host members are made here."""
+        """All ranks call this: it makes the groups of the ranks that host members."""
         return cls(
             placement,
             rank,
@@ -68,10 +68,10 @@ class Exchange:
         return self.placement.replicas
 
     def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered:
-        """Hosts of members call with their members' fields; each rank receives those of its routes.
+        """Each rank passes the fields of the members that it hosts, and receives those of its routes.
 
-        size: of the whole batch. mark: its checksum, int64 [1], which every rank computes for itself and compares with
-        the senders'.
+        size: of the whole batch. mark: the batch's checksum, int64 [1], which every rank computes itself and compares
+        with the senders'.
         """
         self.finish_sending()
         placement, sends, receives = self.placement, [], {}
@@ -98,7 +98,7 @@ class Exchange:
         return Gathered(gathered, out_of_step_M)
 
     def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]:
-        """The rank of w calls with a gradient for each compared member; hosts receive their rows of their members'."""
+        """The rank of w passes a gradient for each compared member; each host receives its rows for its members."""
         source, replicas = self.placement.discriminator, self.placement.replicas
         if source is None:
             return {}
@@ -120,7 +120,7 @@ class Exchange:
         return own
 
     def transfer(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
-        """Post all at once; wait for what comes in. What goes out is waited for at the next gather."""
+        """Post all messages at once and wait for the incoming ones; the next gather waits for the outgoing ones."""
         if not sends and not receives:
             return
         messages = [message for _, message in sends + receives]
@@ -128,7 +128,7 @@ class Exchange:
         operations += [dist.P2POp(dist.irecv, message, source) for source, message in receives]
         with between_ranks():
             works = dist.batch_isend_irecv(operations)
-        if len(works) != len(messages):  # NCCL gives one work for the whole group: waiting orders streams, not the host
+        if len(works) != len(messages):  # NCCL returns one work for all; waiting for it orders streams, not the host
             return self.wait(works)
         self.sending += list(zip(works[: len(sends)], messages[: len(sends)], strict=True))
         self.wait(works[len(sends) :])
@@ -152,7 +152,7 @@ class Exchange:
         return {name: value.view(-1, self.widths[name][member]) for name, value in zip(names, values, strict=True)}
 
     def replicated(self, module: nn.Module) -> nn.Module:
-        """The ranks of one member call: its gradients become the mean over them while backward runs."""
+        """All ranks of a member call this: its gradients become the mean over those ranks while backward runs."""
         if self.replica_group is None:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
@@ -161,17 +161,17 @@ class Exchange:
                 module,
                 device_ids=devices,
                 process_group=self.replica_group,
-                broadcast_buffers=False,  # only those of the first replica are ever read
+                broadcast_buffers=False,  # only the first replica's buffers are ever read
                 gradient_as_bucket_view=True,
             )
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
-        """The ranks of one member call, in forward and again in backward; each gets the sum, differentiable."""
+        """All ranks of a member call this in forward and sum again in backward; each gets the differentiable sum."""
         return SumOverRanks.apply(values, self.replica_group)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Every host of members calls; each gets the sum over members, which is what trains a thing they share, of the
-        mean over replicas."""
+        """Every rank that hosts members calls this. Each receives the gradients of shared parameters: the mean over
+        replicas, summed over members."""
         if self.member_group is None or not parameters:
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -181,14 +181,14 @@ class Exchange:
         flat /= self.placement.replicas
         summed = flat.split([gradient.numel() for gradient in gradients])
         for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
-            # Into the old tensor: a fused optimiser wants it in the memory order of the weights (channels_last).
+            # Into the old tensor: a fused optimiser needs it in the memory format of the weights (channels_last).
             parameter.grad = gradient.copy_(total.view_as(gradient))
 
     def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0) -> dict[str, int]:
-        """What all ranks together send in one step of a batch of that size.
+        """The bytes that all ranks together send in one step with a batch of that size.
 
-        num_common: parameters that the hosts of members sum the gradients of, counted as a ring moves them; num_own:
-        all members' own, which their replicas sum.
+        num_common: the number of shared parameters, whose gradients the hosts of members sum (counted as in a ring).
+        num_own: the number of all members' own parameters, whose gradients their replicas sum.
         """
         placement = self.placement
         features, predictions = (
@@ -221,12 +221,12 @@ def pack(values: Sequence[Tensor], mark: Tensor) -> Tensor:
 
 
 def checksum_floats() -> int:
-    """The int64 of a checksum, counted in floats of a message."""
+    """The length of an int64 checksum, in floats of a message."""
     return torch.int64.itemsize // torch.get_default_dtype().itemsize
 
 
 def routes(placement: Placement, traffic: Traffic) -> Routes:
-    """Which rank receives what of which member: what w reads, and what the members hosted there must hear."""
+    """Which fields of each member a rank receives: those that w reads, and those that the members there must hear."""
     found = {}
     for rank in range(placement.world_size):
         for member, hosts in enumerate(placement.hosts):
@@ -241,20 +241,20 @@ def routes(placement: Placement, traffic: Traffic) -> Routes:
 
 
 def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
-    """All ranks call. None for a group of one, and on ranks outside of it."""
+    """All ranks call this. None for a group of one rank, and on ranks outside the group."""
     with between_ranks():
         group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def replica_group(placement: Placement) -> dist.ProcessGroup | None:
-    """All ranks call; each gets the group of the member that it holds a replica of."""
+    """All ranks call this; each receives the group of the member whose replica it hosts."""
     groups = [group_of(hosts) for hosts in placement.hosts] if placement.replicas > 1 else []
     return next((group for group in groups if group is not None), None)
 
 
 class SumOverRanks(torch.autograd.Function):
-    """All ranks of a group: the sum of everyone's values, whose derivative is the sum of everyone's gradients."""
+    """The sum of values over all ranks of a group; backward sums the gradients over the same ranks."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:

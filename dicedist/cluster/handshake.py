@@ -1,4 +1,4 @@
-"""What ranks tell each other before they become a group: on which node each is, and that all mean the same run."""
+"""What ranks tell each other before they form a group: the node of each, and that all mean the same run."""
 
 import hashlib
 import json
@@ -21,9 +21,9 @@ Card = dict[str, Any]
 
 
 def shake_hands(config: Mapping[str, Any], size: int | str, timeout: float) -> tuple[list[int], int | str]:
-    """All ranks call, before the group is made: the node of each rank, and the ensemble's size as rank 0 knows it.
+    """All ranks call this before the group exists; returns the node of each rank, and the ensemble's size from rank 0.
 
-    config: every key in full, with its value.
+    config: flattened into full keys and their values.
     """
     own = {
         "node": int(os.environ.get("GROUP_RANK", "0")),
@@ -39,7 +39,7 @@ def shake_hands(config: Mapping[str, Any], size: int | str, timeout: float) -> t
 
 
 def exchange_cards(own: Card, timeout: float) -> list[Card]:
-    """All ranks call with something to say of themselves; each gets what all said."""
+    """All ranks call this, each with its own card; each receives the cards of all."""
     if world_size() == 1:
         return [own]
     store = enter(timeout).store
@@ -70,7 +70,7 @@ def refuse_strangers(cards: Sequence[Card]) -> None:
 
 
 def code_digest() -> str:
-    """Two checkouts of one version may differ."""
+    """A digest of the source, because two checkouts of one version may differ."""
     sources = sorted(PACKAGE.rglob("*.py"))
     text = b"".join(str(path.relative_to(PACKAGE)).encode() + path.read_bytes() for path in sources)
     return hashlib.sha256(text).hexdigest()[:10]

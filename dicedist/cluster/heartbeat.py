@@ -1,7 +1,7 @@
-"""The pulse of every rank, in the store of the group: who is missing, and a way for all ranks to end together.
+"""The pulse of every rank, in the store of the group: it shows who is missing, and lets all ranks end together.
 
-A message that fails tells which connection broke, not which rank did, and one that waits for a hung rank tells nothing
-until it times out. So a thread of each rank writes a pulse now and then, with where its main thread is.
+A failed message tells which connection broke, not which rank did, and a message that waits for a hung rank tells
+nothing until it times out. So a thread of each rank regularly writes a pulse that says where its main thread is.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from dicedist.cluster import signals
 from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
-MISSED = 4.0  # seconds without a pulse, once a message has failed: that rank is gone
-LEFT = "left"  # the last pulse of a rank that ended as it should
+MISSED = 4.0  # seconds to wait for pulses once a message has failed: a rank without any is gone
+LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)
-_messages = 0  # that the main thread is in the middle of
+_messages = 0  # how many the main thread is in the middle of
 
 
 @contextlib.contextmanager
 def between_ranks() -> Iterator[None]:
-    """Around every message of the main thread: pulses say that it waits, and what fails is a failure of the group."""
+    """Wraps every message of the main thread: pulses say that it waits, and a RuntimeError becomes MessageFailed."""
     global _messages
     _messages += 1
     try:
@@ -39,8 +39,8 @@ def between_ranks() -> Iterator[None]:
 
 
 class Heartbeat:
-    """names: of the ranks, for messages; host: of the store. end(message, code): ends this process, called in the
-    thread; the message is empty where another rank has told why."""
+    """names: of the ranks, for error messages; host: of the store. end(message, code): ends this process, called in
+    the heartbeat's thread; the message is empty if another rank has reported the reason."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Heartbeat:
         self.main = threading.get_ident()
         self.pulses = [""] * len(names)
         self.seen = [time.monotonic()] * len(names)
-        self.heard = time.monotonic()  # the store has answered
+        self.heard = time.monotonic()  # when the store last answered
         self.leaving = threading.Event()
         self.thread = threading.Thread(target=self.live, name="heartbeat", daemon=True)
         self.thread.start()
@@ -69,7 +69,7 @@ class Heartbeat:
                 self.look()
                 self.heard = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
-        except RuntimeError:  # the store went with its launcher, and nobody else would stop or restart this run
+        except RuntimeError:  # the store is gone with its launcher, so nobody else would stop or restart this run
             signals.ask()
 
     def look(self) -> None:
@@ -86,9 +86,9 @@ class Heartbeat:
                 )
 
     def gone(self) -> str | None:
-        """In the main thread: who has no pulse any more."""
-        with between_ranks():  # it is not this rank that is late
-            time.sleep(MISSED)  # meanwhile the thread ends this process if another rank tells why
+        """Called in the main thread: who has no pulse any more, in words."""
+        with between_ranks():  # so that this rank counts as waiting, not as late
+            time.sleep(MISSED)  # meanwhile the heartbeat ends this process if another rank reports the reason
         if not self.thread.is_alive():
             return "the launcher is gone"
         if time.monotonic() - self.heard > MISSED / 2:
@@ -100,7 +100,7 @@ class Heartbeat:
         return f"{self.names[silent]} is gone: killed, or its machine is lost"
 
     def blame(self) -> str | None:
-        """In the main thread, after a message failed: who did not do his part, None if nobody can be named."""
+        """Called in the main thread after a message failed: who did not do its part; None if nobody can be named."""
         if gone := self.gone():
             return gone
         for name, pulse in zip(self.names, self.pulses, strict=True):
@@ -110,12 +110,12 @@ class Heartbeat:
         return None
 
     def leave(self) -> None:
-        """This rank ends as it should, the others need not."""
+        """Announce that this rank ends normally; the others need not end."""
         self.leaving.set()
         self.thread.join(2 * BEAT)
 
     def outlast(self) -> None:
-        """After leaving, on the rank that keeps the store: the others still speak to it."""
+        """Called after `leave` on the rank that keeps the store: wait for the others, which still use it."""
         deadline = time.monotonic() + MISSED
         while not all(self.has_left(rank) for rank in range(len(self.names))) and time.monotonic() < deadline:
             time.sleep(BEAT / 10)

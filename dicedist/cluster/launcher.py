@@ -1,8 +1,8 @@
-"""The wrapper of torchrun behind `dicedist.launch`: restarts, exit codes, a store on loopback, limits on silence."""
+"""The torchrun wrapper behind `dicedist.launch`: restarts, exit codes, a store on loopback, limits on silent links."""
 
 import os
 
-# Of this process, and read when torch is imported: it would print its stack for every node that is not there yet.
+# Read when torch is imported. Otherwise this process would print a stack trace for every node that is not there yet.
 RANKS_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
@@ -40,7 +40,7 @@ DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQU
 
 
 class Loopback(StaticTCPRendezvous):
-    """A rendezvous of one node, with itself."""
+    """A rendezvous of a single node with itself."""
 
     def __init__(self, parameters: RendezvousParameters):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -86,14 +86,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def notice_cut_links(seconds: int) -> None:
-    """torch waits for a store's answer without a limit; the system breaks a connection on which nothing arrives."""
+    """torch waits for a store's answer without a limit, so the system is told to break silent connections."""
     while True:
         limit_silence(seconds)
         time.sleep(POLL)
 
 
 def limit_silence(seconds: int) -> None:
-    """On every connection of this process."""
+    """Set the limit on every TCP connection of this process."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -101,17 +101,17 @@ def limit_silence(seconds: int) -> None:
                 try:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
                 finally:
-                    connection.detach()  # it belongs to someone else
+                    connection.detach()  # someone else owns the descriptor
 
 
 def read_timeout(options: argparse.Namespace) -> int:
-    """Seconds that a node's store may take to answer, by torchrun's own setting."""
+    """The seconds that torchrun's own setting gives a node's store to answer."""
     settings = dict(word.partition("=")[::2] for word in options.rdzv_conf.split(","))
     return int(settings.get("read_timeout", 60))
 
 
 def unmet(options: argparse.Namespace, error: Exception) -> str:
-    """Why the nodes are not together, or no longer."""
+    """Why the nodes did not meet, or lost each other."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     if isinstance(error, RendezvousTimeoutError):
         return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
@@ -123,7 +123,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
 
 
 def codes(folder: str) -> list[int]:
-    """What the ranks of this node left behind; one that was killed over it left an empty file."""
+    """The exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
     return [int(text) for path in Path(folder).iterdir() if (text := path.read_text())]
 
 

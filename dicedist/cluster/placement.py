@@ -1,13 +1,13 @@
 """Who hosts what: a pure function of the world size, the members, the method and the nodes.
 
-N = M + 1       one member a rank, the discriminator on a rank of its own
-N = M           one member a rank, the discriminator beside one
+N = M + 1       one member per rank, the discriminator on a rank of its own
+N = M           one member per rank, the discriminator beside one
 N < M           members dealt evenly, the discriminator on a rank with the fewest
 N = 1           everything in one process
 N = R * M (+1)  ensemble.replicas=R: each member on R ranks that split its batch, the discriminator on a rank of its own
 
-Ranks of a node follow each other and members fill them in order. Of the ranks that the discriminator may live on it
-takes the one whose node holds most members, so that fewest messages leave a node; of equal ones the last.
+The ranks of a node are consecutive, and members fill them in order. Among the ranks that may host it, the discriminator
+takes the one whose node holds the most members, so that the fewest messages leave a node; in a tie, the last.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_SIZE = 4
-REPORTER = 0  # the rank that keeps the records, speaks, and receives what is reported
+REPORTER = 0  # the rank that keeps the records, prints the output, and receives the reports of the others
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Placement:
 
     @property
     def host_of(self) -> list[int]:
-        """The rank of each member that speaks for its replicas: it evaluates and saves."""
+        """The rank of each member's first replica, which evaluates and saves the member."""
         return [ranks[0] for ranks in self.hosts]
 
     @property
@@ -43,7 +43,7 @@ class Placement:
 
     @property
     def parts(self) -> list[str]:
-        """What each rank hosts, for people."""
+        """What each rank hosts, in words."""
         return [", ".join(self.parts_on(rank)) for rank in range(self.world_size)]
 
     def members_on(self, rank: int) -> list[int]:
@@ -97,12 +97,12 @@ def place(
 
 
 def ranks_of(num_members: int, needs_discriminator: bool, replicas: int) -> int:
-    """With a device for every part."""
+    """The number of ranks that gives every part its own device."""
     return replicas * num_members + (1 if needs_discriminator else 0)
 
 
 def most_crowded(candidates: Sequence[int], node_of: Sequence[int], crowd: Sequence[int]) -> int:
-    """The last of those ranks whose node appears most often in the crowd."""
+    """The last of the candidates whose node appears most often in the crowd."""
     on_node = Counter(crowd)
     return max(candidates, key=lambda rank: (on_node[node_of[rank]], rank))
 

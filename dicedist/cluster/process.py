@@ -1,9 +1,9 @@
-"""A process of dicedist: which rank it is, and how it ends. An error is told once, in one line, by one rank.
+"""A process of dicedist: which rank it is, and how it ends. An error is reported once, in one line, by one rank.
 
 Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
-not mend, 75 stopped on request (the same command continues).
+not fix, 75 stopped on request (the same command continues the run).
 
-torch is not imported here: help and refusals come before it is needed.
+torch is not imported here: help and refusals do not need it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _leaving = threading.Lock()
 
 
 class EndedElsewhere(Exception):
-    """Another rank tells why; this one only ends."""
+    """Another rank reports the reason; this one only ends."""
 
 
 class MessageFailed(RuntimeError):
@@ -35,7 +35,7 @@ class MessageFailed(RuntimeError):
 
 
 class Group(Protocol):
-    """What a rank can ask of its group when something goes wrong; dicedist.cluster.world has it."""
+    """What a rank can ask of its group when something goes wrong; dicedist.cluster.world implements it."""
 
     @property
     def own_name(self) -> str: ...
@@ -44,13 +44,13 @@ class Group(Protocol):
         """Who has no pulse any more, in words."""
 
     def blame(self) -> str | None:
-        """Who did not do its part, in words."""
+        """Which rank did not do its part, in words."""
 
     def is_first_to_end(self, code: int) -> bool:
-        """Whether no other rank has told why the group ends; if so, the others end with the same code."""
+        """Whether no other rank has reported why the group ends; if so, the others end with the same code."""
 
 
-group: Group | None = None  # while this process is a rank of one
+group: Group | None = None  # set while this process is a rank of a group
 
 
 def world_size() -> int:
@@ -67,10 +67,10 @@ def under_agent() -> bool:
 
 
 def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run an entry point: an error is one line from one rank and an exit code; DICEDIST_DEBUG=1 adds tracebacks."""
+    """Run an entry point: an error gives one line from one rank and an exit code; DICEDIST_DEBUG=1 adds tracebacks."""
     signals.listen()
     if this_rank() > 0:
-        logging.disable(logging.WARNING)  # what all ranks notice, one of them tells
+        logging.disable(logging.WARNING)  # rank 0 alone logs what all ranks notice
     try:
         run(sys.argv[1:])
     except (Exception, signals.Stopped) as error:
@@ -80,15 +80,15 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def tune_malloc() -> None:
-    """Activations live in memory that glibc would return to the system and fetch anew, a page at a time, every step."""
+    """Keep glibc from returning activations' memory to the system and fetching it anew, page by page, each step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that it takes
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value that it accepts
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """What to say, and the exit code."""
+    """The message for an error, and the exit code."""
     if isinstance(error, EndedElsewhere):
         return "", EXIT_USER
     if isinstance(error, ValueError | OSError):
@@ -96,7 +96,7 @@ def explained(error: BaseException) -> tuple[str, int]:
     if too_small := out_of_memory(error):
         return f"{own_prefix()}{too_small}", EXIT_USER
     if isinstance(error, signals.Stopped):
-        # If not all ranks agreed on it, it may be a launcher that ends what the loss of a rank has left.
+        # If the ranks did not agree to stop, a launcher may be ending the ranks that are left after one was lost.
         gone = group.gone() if group and not error.args else None
         return (gone, EXIT_FAULT) if gone else (str(error) or "stopped on request", EXIT_STOPPED)
     if group and isinstance(error, MessageFailed) and (blamed := group.blame()):
@@ -105,7 +105,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What to say of a GPU whose memory did not suffice; None if that is not what happened."""
+    """The message for a GPU whose memory did not suffice; None for any other error."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_available():
         return None
@@ -115,7 +115,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def own_prefix() -> str:
-    """The beginning of a line that is about this rank."""
+    """The start of a message about this rank."""
     return f"{group.own_name}: " if group else ""
 
 
@@ -124,7 +124,7 @@ def one_line(error: BaseException) -> str:
 
 
 def end(message: str, code: int) -> NoReturn:
-    """Tell why, unless another rank has: what follows from its failure stays unsaid."""
+    """Report the reason, unless another rank has: failures that follow from the first are not reported."""
     if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
         traceback.print_exc()
     if message and is_first_to_end(code):
@@ -134,7 +134,7 @@ def end(message: str, code: int) -> NoReturn:
 
 def is_first_to_end(code: int) -> bool:
     answers: list[bool] = []
-    # In a thread, because a store behind a cut link answers neither yes nor no.
+    # In a thread, because a store behind a cut link never answers.
     asking = threading.Thread(target=lambda: answers.append(ask_group(code)), daemon=True)
     asking.start()
     asking.join(STORE_PATIENCE)
@@ -142,7 +142,7 @@ def is_first_to_end(code: int) -> bool:
 
 
 def ask_group(code: int) -> bool:
-    """A rank that fails before it has joined its group asks in the store that the agent keeps for it."""
+    """A rank that fails before it has joined its group asks through the store that the agent keeps."""
     if group is not None:
         return group.is_first_to_end(code)
     if under_agent():
@@ -153,13 +153,13 @@ def ask_group(code: int) -> bool:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End without the interpreter's clean-up: threads of a broken group could hold it up."""
-    _leaving.acquire()  # for ever: the main thread and the heartbeat may come here together, and the first ends both
+    """End without the interpreter's clean-up: threads of a broken group could block it."""
+    _leaving.acquire()  # never released: the main thread and the heartbeat may both come here, and the first ends both
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     if LAUNCHER in os.environ:
         (Path(os.environ[LAUNCHER]) / os.environ["LOCAL_RANK"]).write_text(str(code))
         if code in (EXIT_USER, EXIT_STOPPED):
-            code = 0  # to torchrun's agent everything else is a fault, to be restarted
+            code = 0  # torchrun's agent takes any other code for a fault, and restarts
     os._exit(code)

@@ -1,7 +1,7 @@
 """Signals that ask a run to stop: SIGTERM (schedulers), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning).
 
 Where stopping at once would lose work, a signal only sets a flag, which the ranks read at the same step; elsewhere it
-raises Stopped. A second signal ends the process, whatever it does.
+raises Stopped. A second signal ends the process, whatever it is doing.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from types import FrameType
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-SAME_REQUEST = 2.0  # seconds: a scheduler that signals all processes and a launcher that forwards it are one request
+SAME_REQUEST = 2.0  # seconds in which a scheduler's signal to all processes and a launcher's copies are one request
 
 _asked = False
 _deferred = False
 
 
 class Stopped(BaseException):
-    """This process was asked to stop; not an Exception, so that nothing on the way takes it for an error."""
+    """This process was asked to stop; not an Exception, so that no handler on the way takes it for an error."""
 
 
 def listen() -> None:
-    """From the main thread, once."""
+    """Call once, from the main thread."""
     numbers, heard = socket.socketpair()
     heard.setblocking(False)
     signal.set_wakeup_fd(heard.detach(), warn_on_full_buffer=False)
@@ -42,7 +42,7 @@ def receive(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_the_second(numbers: socket.socket) -> None:
-    """In a thread: Python's handlers do not run while the main thread waits inside torch for a rank that is gone."""
+    """Runs in a thread: Python's handlers do not run while the main thread waits inside torch for a lost rank."""
     first = None
     while number := numbers.recv(1):
         now = time.monotonic()
@@ -63,9 +63,9 @@ def asked() -> bool:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, and ever after if it ends in an exception, a signal waits until asked() is read.
+    """Inside the context, and for good if it ends in an exception, a signal only sets the flag that asked() reads.
 
-    A launcher that sees a rank fail sends a signal to the others, which then are busy telling why they failed too.
+    A launcher that sees a rank fail sends a signal to the others, which are then busy reporting their own failures.
     """
     global _deferred
     before, _deferred = _deferred, True
@@ -75,9 +75,9 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, a signal raises Stopped, also one that came before.
+    """Inside the context, a signal raises Stopped, even one that arrived earlier.
 
-    Messages between ranks belong in here only where the run ends if one of them fails to be sent.
+    Send messages between ranks in here only where the run ends if one of them is not sent.
     """
     global _deferred
     before, _deferred = _deferred, False

@@ -1,24 +1,24 @@
-"""Files between nodes that share no folder, through the store of the group.
+"""Transfers files between nodes that share no folder, through the store of the group.
 
-Rank 0 keeps the folder of a run. A rank that does not see it puts the files of its parts into the store, and takes from
-it the files that it continues from.
+Rank 0 keeps the folder of a run. A rank that does not see the folder puts the files of its parts into the store, and
+takes the files that it continues from out of the store.
 """
 
 from pathlib import Path
 
 import torch.distributed as dist
 
-PIECE = 2**22  # bytes: a store takes values of 8 MiB at most
+PIECE = 2**22  # bytes; a store accepts values of at most 8 MiB
 
 
 class FileTransfer:
-    """store: a connection of its own, as `take` waits for what is not there yet."""
+    """store: a separate connection, because `take` waits for a file that is not there yet."""
 
     def __init__(self, store: dist.Store):
         self.store = store
 
     def put(self, path: Path) -> None:
-        """Under the file's name; what was there goes."""
+        """Store the file under its name, replacing an earlier one."""
         data = path.read_bytes()
         pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
         for nth, piece in enumerate(pieces):
@@ -26,7 +26,7 @@ class FileTransfer:
         self.store.set(store_key(path.name), str(len(pieces)))
 
     def take(self, path: Path, keep: bool = False) -> None:
-        """The file that was put under this name; keep: others take it too."""
+        """Write the file that was put under this name. keep: leave it in the store for others."""
         count = int(self.store.get(store_key(path.name)))
         with path.open("wb") as file:
             for nth in range(count):

@@ -1,4 +1,4 @@
-"""The group of ranks: joining it, and leaving it."""
+"""Joining and leaving the group of ranks."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    transfer: FileTransfer | None = None  # of files; a single process needs none
+    transfer: FileTransfer | None = None  # of files between nodes; a single process needs none
 
     @property
     def host(self) -> str:
@@ -37,17 +37,17 @@ class World:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank keeps the records and speaks."""
+        """Whether this rank keeps the records and prints the output."""
         return self.rank == REPORTER
 
 
 class Joined:
-    """The store of the group and this rank's heartbeat in it, from the first meeting until the group is left."""
+    """The store of the group and this rank's heartbeat in it, from the handshake until the group is left."""
 
     def __init__(self, timeout: float):
         self.store = connect(timedelta(seconds=timeout))
         names = [f"rank {rank}" for rank in range(world_size())]
-        # With a connection of its own: the main thread may hold the other one while it waits for a key.
+        # On its own connection, because the main thread may block the other one while it waits for a key.
         self.heartbeat = Heartbeat(
             self.store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, process.end
         )
@@ -68,9 +68,9 @@ class Joined:
 
 @contextlib.contextmanager
 def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
-    """Inside, this process is a rank of the group, or the only one. GPU tensors go by NCCL, records by gloo.
+    """Inside the context, this process is a rank of the group, or the only one. NCCL carries GPU tensors, gloo records.
 
-    parts: what each rank hosts, for messages.
+    parts: what each rank hosts, for error messages.
     """
     device, size = pick_device(), world_size()
     if size == 1:
@@ -99,7 +99,7 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
 
 
 def enter(timeout: float) -> Joined:
-    """Join the store and begin to beat, once, until the group is left."""
+    """Join the store and start the heartbeat; later calls return the same object until the group is left."""
     if not isinstance(process.group, Joined):
         process.group = Joined(timeout)
     return process.group
@@ -112,14 +112,14 @@ def keeps_store() -> bool:
 def connect(limit: timedelta) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
-    # A restarted attempt must not read what the ranks of the last one left in the agent's store.
+    # A restarted attempt must not read what the ranks of the previous one left in the agent's store.
     return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
 
 
 def is_first_in_store(store: dist.Store | None, code: int) -> bool:
-    """Whether no rank has told yet why the group ends; if so, the heartbeats of the others end them with this code.
+    """Whether no rank has reported yet why the group ends; if so, the other ranks' heartbeats end them with this code.
 
-    store: None before the group was joined.
+    store: None if this rank has not joined the group.
     """
     try:
         store = store or connect(timedelta(seconds=STORE_PATIENCE))
@@ -127,14 +127,14 @@ def is_first_in_store(store: dist.Store | None, code: int) -> bool:
         if first:
             store.set("ended", str(code))
         return first
-    except RuntimeError:  # the store went with whoever kept it
+    except RuntimeError:  # the process that kept the store is gone
         return this_rank() == 0
 
 
 def choose_interface() -> None:
-    """A group on one node listens to no other; gloo on several takes the interface by which they meet.
+    """Keep a group on one node to loopback; on several nodes, let gloo use the interface that leads to MASTER_ADDR.
 
-    Left alone, gloo takes that of the host's name, which in a container or a cluster may lead nowhere.
+    By default gloo uses the interface of the host's name, which in a container or a cluster may lead nowhere.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
@@ -150,7 +150,7 @@ def interface_to(host: str) -> str | None:
 
 
 def own_address_to(host: str) -> str | None:
-    """By which this machine reaches another, or itself; None if that cannot be told."""
+    """The address from which this machine reaches a host, or itself; None if it cannot be found."""
     try:
         *_, (family, kind, _, _, address) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:

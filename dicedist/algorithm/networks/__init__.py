@@ -1,4 +1,4 @@
-"""Networks by name: where the trunk ends, and where the D features are read."""
+"""Networks by name. Each defines where its trunk ends and where its D features are read."""
 
 from collections.abc import Callable
 from dataclasses import replace

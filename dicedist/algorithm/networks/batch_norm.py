@@ -1,6 +1,6 @@
 """Batch normalisation over the whole batch of a member whose replicas each see a share of it.
 
-torch's SyncBatchNorm does the same, on GPUs only; this one runs anywhere, and so is compared with a single process.
+torch's SyncBatchNorm does the same on GPUs only; this one runs anywhere, so it can be compared with a single process.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-Total = Callable[[Tensor], Tensor]  # the sum of everyone's values, differentiable
+Total = Callable[[Tensor], Tensor]  # the differentiable sum over all replicas
 
 
 class SyncBatchNorm(nn.Module):
@@ -20,7 +20,7 @@ class SyncBatchNorm(nn.Module):
 
     def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, total: Total):
         super().__init__()
-        self.norm, self.total = [norm], total  # in a list: its parameters are registered below, as this module's own
+        self.norm, self.total = [norm], total  # in a list, or norm would register its parameters too
         self.weight, self.bias = norm.weight, norm.bias
         assert norm.momentum is not None
         self.momentum = norm.momentum
@@ -52,7 +52,7 @@ class SyncBatchNorm(nn.Module):
 
 
 def synchronise(module: nn.Module, total: Total) -> None:
-    """Every batch norm inside the module becomes one over all replicas; its parameters stay the same objects."""
+    """Replace every batch norm in the module by one over all replicas; its parameters stay the same objects."""
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
             synchronise(child, total)

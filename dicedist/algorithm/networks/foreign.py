@@ -9,7 +9,7 @@ from dicedist.algorithm.networks.network import Network
 
 
 class Unsplit(Network):
-    """A network without a split point: fine as a net, and asking it for a trunk says why it cannot be a branch."""
+    """A network without a split point. It can be a net but not a branch: asking for its trunk raises an error."""
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str) -> None:
         nn.Module.__init__(self)
@@ -57,7 +57,7 @@ def from_timm(name: str) -> Network:
 
 
 def from_target(target: str, trusted: bool) -> Network:
-    """Runs the user's code, hence `trusted`: a config from someone else must execute nothing by being loaded."""
+    """Runs the user's code, hence `trusted`: loading someone else's config must not execute anything."""
     if not trusted:
         raise ValueError(f"network._target_={target} runs its code: add network.trusted=true if you trust it")
     module, _, attribute = target.rpartition(".")

@@ -1,4 +1,4 @@
-"""The shape of every network: a trunk that branches may share, a tail of the member's own, features at its end."""
+"""The shape of every network: a trunk that branches may share, then the member's own tail, which ends in features."""
 
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ class Network(nn.Module):
         return self.tail(shared_BCHW), shared_BCHW
 
     def branch(self) -> "Network":
-        """What is left to a member when the trunk is shared: a network that reads the trunk's output."""
+        """The member's own part when the trunk is shared: a network that reads the trunk's output."""
         return Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim)
 
 

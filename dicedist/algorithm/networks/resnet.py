@@ -19,7 +19,7 @@ class Block(nn.Module):
 def resnet(blocks: int, bottleneck: bool = False) -> Network:
     """`blocks` in each of the three stages: 1, 3 and 5 basic blocks make ResNet-8, -20 and -32.
 
-    The paper's ResNet-110 (D=256, 1.73 M parameters) is 18 bottleneck blocks a stage, whatever its name says.
+    The paper's ResNet-110 (D=256, 1.73 M parameters) has 18 bottleneck blocks per stage, whatever its name says.
     """
     expansion = 4 if bottleneck else 1
     stem = nn.Sequential(conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True))

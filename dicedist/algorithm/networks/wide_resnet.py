@@ -14,7 +14,7 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         active_BCHW = self.activation(x_BCHW)
-        # A projection reads the activated input, an identity the raw one.
+        # A projection shortcut reads the activated input, an identity shortcut the raw one.
         shortcut_BCHW = x_BCHW if self.projection is None else self.projection(active_BCHW)
         return self.residual(active_BCHW) + shortcut_BCHW
 

@@ -1,15 +1,15 @@
-"""What members minimise: a method is a list of terms, one term a file.
+"""What members minimise: a method is a list of terms, with one file per term.
 
-A module of this room defines a class `Term`. Its options come from the method's YAML, as keyword arguments:
+The module of a term defines a class `Term`. Its options come from the method's YAML, as keyword arguments:
 
     class Term(Objective):
         sends = ("logits",)                      # fields that every member must see of its peers
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
-Whatever couples members goes through the fields that they send. Of a joint loss every member computes the value with
-its own fields alone differentiable and its peers' as constants: exactly its own partial derivative. A parameter that
-members share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over
-members gives the whole derivative, and nothing is counted twice.
+Members are coupled only through the fields that they send. Each member evaluates a joint loss with its own fields
+differentiable and its peers' fields constant, which gives exactly its own partial derivative. A parameter that members
+share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over members
+gives the whole derivative, and nothing is counted twice.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -49,46 +49,46 @@ class View:
 
 
 class Objective:
-    """A term of a method. The class attributes say what it needs of the rest of the system."""
+    """A term of a method. The class attributes say what it needs from the rest of the system."""
 
     sends: ClassVar[tuple[str, ...]] = ()
-    least: ClassVar[int] = 1  # members
-    prior: ClassVar[str | None] = None  # "class" or "shared": the bottleneck's backward encoder
-    follows: ClassVar[tuple[str, ...]] = ()  # schedules that it depends on, beside the learning rate
+    least: ClassVar[int] = 1  # the minimum number of members
+    prior: ClassVar[str | None] = None  # "class" or "shared": the kind of backward encoder in the bottleneck
+    follows: ClassVar[tuple[str, ...]] = ()  # schedules that it depends on, besides the learning rate
     student: ClassVar[bool] = False  # the last member learns from the others and can be used alone
     averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        """Named parts of the member's loss, each a scalar with its weight applied; none unless a term has some."""
+        """Named parts of the member's loss, each a scalar with its weight applied; none by default."""
         return {}
 
     def check(self, networks: Sequence[Network]) -> None:
-        """ValueError where these members' networks do not suit the term."""
+        """ValueError if the members' networks do not suit the term."""
 
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        """The fields of one member that another must see."""
+        """The fields of the speaker that the listener must see."""
         return self.sends
 
     def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
-        """Parameters that all members share; `networks` are the members', without weights."""
+        """Modules that all members share; `networks` are the members' networks, without weights."""
         return {}
 
     def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
-        """What a member sends beyond its encoding."""
+        """The fields that a member sends in addition to its encoding."""
         return {}
 
     def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
-        """Floats per input of those fields, by member."""
+        """For each of those fields, the floats per input of each member."""
         return {}
 
 
 class AdversarialTerm(Objective):
-    """A term whose gradients come from an adversary: the step gathers what it reads, and sends its gradients back."""
+    """A term whose gradients come from an adversary: the step gathers its inputs, and sends its gradients back."""
 
-    conditional: bool  # whether it is told the class
+    conditional: bool  # whether the adversary is told the class
 
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
-        """The fields that it needs of every member, of those that members have."""
+        """The fields that the adversary reads from each member, as far as members have them."""
         raise NotImplementedError
 
     def build_adversary(
@@ -98,7 +98,7 @@ class AdversarialTerm(Objective):
 
 
 class Method:
-    """The terms of a method and what they need together."""
+    """The terms of a method and their combined needs."""
 
     def __init__(self, config: MethodConfig):
         self.name = config.name
@@ -121,7 +121,7 @@ class Method:
         return num_classes if "class" in priors else len(priors)
 
     def student(self, num_members: int) -> int | None:
-        """The member that is used alone at inference, where the method trains one for that."""
+        """The member that is used alone at inference, if the method trains one for that."""
         return num_members - 1 if any(term.student for term in self.terms) else None
 
     def compared(self, num_members: int) -> range:
@@ -135,7 +135,7 @@ class Method:
         return tuple(dict.fromkeys(names))
 
     def traffic(self, feature_dims: Sequence[int], num_classes: int, settings: RedundancyConfig) -> Traffic:
-        """What members of these features send each other, and the adversary."""
+        """What members with these feature dimensions send to each other and to the adversary."""
         members = range(len(feature_dims))
         sampled = bool(self.prior_rows(num_classes))  # a deterministic member has no scale
         wanted = self.adversarial.reads(settings) if self.adversarial else ()
@@ -147,7 +147,7 @@ class Method:
         )
 
     def widths(self, feature_dims: Sequence[int], num_classes: int) -> dict[str, Sequence[int]]:
-        """Of every field that may be sent, floats per input, by member."""
+        """For every field that may be sent, the floats per input of each member."""
         widths: dict[str, Sequence[int]] = {"mean": feature_dims, "scale": feature_dims}
         widths["logits"] = [num_classes] * len(feature_dims)
         for term in self.terms:
@@ -173,7 +173,7 @@ class Method:
         return parts
 
     def check(self, networks: Sequence[Network]) -> None:
-        """ValueError where the method cannot train such an ensemble."""
+        """ValueError if the method cannot train such an ensemble."""
         least = max(term.least for term in self.terms)
         if len(networks) < least:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Collaborative learning with intermediate-level representation sharing (Song and Chai, 2018), for branches.
 
-loss_i = CE_i + r KD(z_i <- mean of the others' logits), peers constant; the gradient is divided by M where the
-branches leave the trunk.
+loss_i = CE_i + r KD(z_i <- mean of the others' logits), with peers held constant; the gradient is divided by M
+where the branches leave the trunk.
 """
 
 from torch import Tensor

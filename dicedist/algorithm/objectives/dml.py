@@ -1,6 +1,6 @@
 """Deep mutual learning (Zhang et al., 2018): each member also fits the predictions of every other.
 
-loss_i = CE_i + mean over j != i of KL(p_j || p_i), peers constant. Without temperature and ramp-up, as in its paper.
+loss_i = CE_i + mean over j != i of KL(p_j || p_i), peers held constant. No temperature or ramp-up, as in its paper.
 """
 
 from torch import Tensor

@@ -1,9 +1,9 @@
 """On-the-fly native ensemble (Lan et al., 2018): a gate mixes the members' logits into their teacher.
 
-sum CE_i + CE(z_e) + r sum KD(z_i <- z_e), z_e = sum_i g_i z_i, teacher constant; the gate
+sum CE_i + CE(z_e) + r sum KD(z_i <- z_e), z_e = sum_i g_i z_i, with the teacher held constant and the gate
 g = softmax(ReLU(BN(Linear(pooled output of the trunk, M)))). Row i of the gate serves member i alone, so member i
-opens its own gate and sends the result, one float an input. In branches all rows read the one trunk: this is ONE's
-gate. In nets, which ONE does not have, row i reads the trunk of member i.
+computes its own gate and sends the result, one float per input. In branches all rows read the shared trunk, which is
+ONE's gate. In nets, which ONE does not have, row i reads the trunk of member i.
 
 Legend: M members, B inputs, C channels, K classes.
 """
@@ -21,7 +21,7 @@ from dicedist.algorithm.schedules import Moment
 
 
 class Gate(nn.Module):
-    """Only ever used in training, so its batch norm keeps no running statistics."""
+    """Used in training only, so its batch norm keeps no running statistics."""
 
     def __init__(self, trunk_dim: int, num_members: int):
         super().__init__()
@@ -31,7 +31,7 @@ class Gate(nn.Module):
     def forward(self, pooled_BC: Tensor, member: int) -> Tensor:
         row = slice(member, member + 1)
         opened_B1 = F.linear(pooled_BC, self.linear.weight[row], self.linear.bias[row])
-        # By hand, because torch's batch norm refuses a batch of one, which an epoch may end with.
+        # Normalised by hand, because torch's batch norm rejects a batch of one, with which an epoch may end.
         centred_B1 = opened_B1 - opened_B1.mean(0)
         normalised_B1 = centred_B1 * (centred_B1.square().mean(0) + self.norm.eps).rsqrt()
         return F.relu(normalised_B1 * self.norm.weight[row] + self.norm.bias[row])

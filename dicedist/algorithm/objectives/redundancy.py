@@ -1,6 +1,6 @@
-"""Redundancy between members' features, equations 4 and 6 of the paper; with a student, among the others only.
+"""Redundancy between members' features, equations 4 and 6 of the paper; with a student, only among the others.
 
-A member adds no loss of its own: the gradient comes from the discriminator, which reads everyone's features.
+The term adds no loss to a member: the gradient comes from the discriminator, which reads the members' features.
 """
 
 from dicedist.algorithm.discriminator import Discriminator

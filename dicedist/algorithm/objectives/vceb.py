@@ -1,7 +1,7 @@
 """Variational conditional entropy bottleneck, equation 2 of the paper.
 
-The KL is the paper's with its sign slip in the appendix mended (docs/choices.md, 1); beta is scheduled in
-log(beta) (docs/choices.md, 3).
+The KL is the paper's, with a sign error in its appendix corrected (docs/choices.md, 1); beta is scheduled as log(beta)
+(docs/choices.md, 3).
 """
 
 from torch import Tensor
