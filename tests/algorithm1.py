@@ -1,6 +1,6 @@
 """The paper's pseudo-code, written out plainly in one process: the oracle of the distributed step, for tests only.
 
-Random numbers are drawn from the generators that it is handed, in the order in which the text below uses them.
+Random numbers come from the generators that are passed in, in the order in which the code below uses them.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class LiteralDiscriminator(nn.Module):
-    """M slots, zeros but for two; the class embedded at the inputs of layers 1 and 2; K outputs, one taken."""
+    """M slots, all zero except two; the class embedded at the inputs of layers 1 and 2; K outputs, one is used."""
 
     def __init__(self, num_members, feature_dim, num_classes):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, and the real images where they can be had."""
+"""What all tests share: one thread, and the real images where they are available."""
 
 import os
 
@@ -26,7 +26,7 @@ PUBLISHED = ("cifar-10-batches-py/test_batch", "cifar-100-python/test", "ood/svh
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder that holds CIFAR-10, CIFAR-100 and ood/*.npz, unpacked there if need be."""
+    """The folder that holds CIFAR-10, CIFAR-100 and ood/*.npz, unpacked there if necessary."""
     root = home()
     if not all((root / file).exists() for file in PUBLISHED):
         if not PACKED.exists():
@@ -44,14 +44,14 @@ def double_precision() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty place for data and for what is made ready from it."""
+    """An empty folder for data and for what is prepared from it."""
     monkeypatch.setenv("DICEDIST_DATA", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture(scope="session")
 def data_config() -> Callable[..., DataConfig]:
-    """The config of conf/data/<name>.yaml, without downloads, with changes."""
+    """The config of conf/data/<name>.yaml, without downloads, with the given changes."""
 
     def make(name: str, **changes: object) -> DataConfig:
         files = (OmegaConf.load(CHECKOUT / "conf" / "data" / f"{file}.yaml") for file in ("_common", name))

@@ -1,7 +1,7 @@
-"""The table of launch/diversity: fails unless redundancy is lower under DICE than with delta 0, in every seed.
+"""The table of launch/diversity: fails unless redundancy is lower under DICE than with delta 0, for every seed.
 
-Redundancy is the mean over pairs of members, in nats, read on test features by a discriminator that was trained anew on
-training features, the same way for all runs.
+Redundancy is the mean over pairs of members, in nats. A discriminator that was trained anew on training features, in
+the same way for all runs, estimates it on test features.
 """
 
 import json

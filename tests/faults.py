@@ -1,7 +1,7 @@
-"""A campaign of faults: every round harms a tiny run once, lets it recover, and compares what it leaves behind with a
-run that nothing disturbed.
+"""A campaign of faults: every round harms a tiny run once, lets it recover, and compares what it leaves behind with an
+undisturbed run.
 
-python -m tests.faults --rounds 50      on two busy cores about 30 minutes
+python -m tests.faults --rounds 50      about 30 minutes on two busy cores
 """
 
 import argparse
@@ -26,7 +26,7 @@ from dicedist.runs.run import Run as Folder
 from tests.support import CHECKOUT
 from tests.support.tiny import assert_same_run
 
-RANKS, STEPS, PATIENCE = 3, 60, 240  # seconds
+RANKS, STEPS, PATIENCE = 3, 60, 240  # PATIENCE in seconds
 SETTINGS = [
     "data=shapes", "data.train_limit=96", "batch_size=16", "network=resnet8", "ensemble.size=2", "epochs=10",
     "log.every_steps=4", "checkpoint.every_steps=5", "evaluate.every_epochs=5", "run.name=tiny",
@@ -36,7 +36,7 @@ STOPPED = 75
 
 
 class Run:
-    """A run that is started by its launcher, as often as it takes."""
+    """A run that its launcher starts as often as necessary."""
 
     def __init__(self, directory, num_ranks=RANKS, *settings):
         self.directory, self.num_ranks, self.settings = directory, num_ranks, settings
@@ -55,7 +55,7 @@ class Run:
         return self.launcher.wait(PATIENCE)
 
     def wait_for(self, condition):
-        """Until the condition holds or the run has ended."""
+        """Waits until the condition holds or the run has ended."""
         deadline = time.monotonic() + PATIENCE
         while not condition() and self.launcher.poll() is None:
             assert time.monotonic() < deadline, f"nothing happened for {PATIENCE} s: {self.told()[-500:]}"
@@ -71,7 +71,7 @@ class Run:
         return {int(child.environ()["RANK"]): child for child in children if "RANK" in child.environ()}
 
     def finish(self):
-        """Start it again until it is done; False if it never is."""
+        """Starts the run again until it is done; False if it does not finish in three attempts."""
         for _ in range(3):
             self.start()
             if self.wait() == 0:
@@ -125,7 +125,7 @@ def kill_the_launcher(run, draws):
 
 
 def damage(how):
-    """Of one file of the newest checkpoint after the other, while the run is down."""
+    """Damages one file of the newest checkpoint while the run is down, in each round another file."""
     turns = itertools.count()
 
     def harm(run, draws):
@@ -172,7 +172,7 @@ def fill_the_disk(run, draws):
 
 
 def limit_files(run, draws):
-    """The process may write small files only, for a while."""
+    """For a while the process may only write small files."""
     run.start()
     run.wait_for_records(draws.randint(1, 5))
     process = psutil.Process(run.launcher.pid)
@@ -183,7 +183,7 @@ def limit_files(run, draws):
     return run.wait() == 0
 
 
-# A round of each in turn, some more often than others.
+# name -> (fault, ranks, weight): faults take turns, some more often than others.
 FAULTS = {
     "a rank killed": (kill_a_rank, RANKS, 4),
     "asked to stop": (terminate, RANKS, 4),
@@ -197,7 +197,7 @@ FAULTS = {
 
 
 def campaign(rounds, seed, directory):
-    """By fault: rounds, runs that came to their end, runs equal bit for bit to an undisturbed one."""
+    """By fault: rounds, runs that finished, runs equal bit for bit to an undisturbed one."""
     draws = random.Random(seed)
     references = {}
     for num_ranks in (1, RANKS):
@@ -220,7 +220,7 @@ def campaign(rounds, seed, directory):
 
 
 def next_fault(counts):
-    """The one that is furthest behind its share."""
+    """The fault that is furthest behind its share."""
     return min(FAULTS, key=lambda name: (counts[name]["rounds"] + 1) / FAULTS[name][2])
 
 

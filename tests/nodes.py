@@ -1,5 +1,5 @@
-"""Runs over several nodes that are network namespaces of this machine, each with its own address, compared with a run
-of a single process group; needs root and iproute2 (`ip`).
+"""Compares runs over several nodes with a run of a single process group. The nodes are network namespaces of this
+machine, each with its own address. Needs root and iproute2 (`ip`).
 
 python -m tests.nodes            every scenario, about 8 minutes on two cores
 python -m tests.nodes replicas   some of them
@@ -31,12 +31,12 @@ def ip(*words):
 
 
 class Node:
-    """A network namespace on a bridge; its processes see one link, and a host name of their own."""
+    """A network namespace on a bridge; its processes see one link and their own host name."""
 
     def __init__(self, number):
         self.name, self.address = f"dicedist{number}", f"{PREFIX}{number + 1}"
         self.link = f"dd-veth{number}"
-        self.etc = Path("/etc/netns") / self.name  # `ip netns exec` puts its files over those of /etc
+        self.etc = Path("/etc/netns") / self.name  # `ip netns exec` mounts its files over those of /etc
         self.etc.mkdir(parents=True, exist_ok=True)
         (self.etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
         ip("netns", "add", self.name)
@@ -54,7 +54,7 @@ class Node:
             return subprocess.Popen(words, cwd=CHECKOUT, env=environment, stdout=file, stderr=file)
 
     def plug(self, state):
-        """The cable, at the far end: down is cut."""
+        """Sets the far end of the node's link up or down; down cuts the node off."""
         ip("link", "set", self.link, state)
 
 
@@ -73,7 +73,7 @@ def remove_leftovers():
     known = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     for name in (name for name in known if name.startswith("dicedist")):
         inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-        for process in inside:  # they would keep the namespace and its link
+        for process in inside:  # they would keep the namespace and its link alive
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
         ip("netns", "delete", name)
@@ -83,7 +83,7 @@ def remove_leftovers():
 
 
 def launch(places, ranks, directories, *settings, attempt=0):
-    """One launcher a node; the rendezvous is at the first."""
+    """One launcher per node; the rendezvous is on the first node."""
     processes = []
     for node, here, directory in zip(places, ranks, directories, strict=True):
         options = [
@@ -111,7 +111,7 @@ def alone(directory, num_ranks, *settings):
 
 
 def two_nodes(folder):
-    """Three members and the discriminator on 2 + 2 ranks, one folder; equal bit for bit."""
+    """Three members and the discriminator on 2 + 2 ranks with one folder; equal bit for bit."""
     with nodes(2) as places:
         assert finish(launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3")) == [0, 0]
     alone(folder / "alone", 4, "ensemble.size=3")
@@ -119,7 +119,7 @@ def two_nodes(folder):
 
 
 def three_nodes_apart(folder):
-    """A rank each, and no folder in common: rank 0's has every part."""
+    """One rank per node, and no shared folder: rank 0's folder has every part."""
     with nodes(3) as places:
         own = [folder / f"disk-{number}" for number in range(3)]
         assert finish(launch(places, [1, 1, 1], own)) == [0, 0, 0]
@@ -129,7 +129,7 @@ def three_nodes_apart(folder):
 
 
 def replicas(folder):
-    """Two members of two replicas and the discriminator on 3 + 2 ranks."""
+    """Two members with two replicas each, and the discriminator, on 3 + 2 ranks."""
     settings = ("ensemble.replicas=2",)
     with nodes(2) as places:
         assert finish(launch(places, [3, 2], [folder / "runs"] * 2, *settings)) == [0, 0]
@@ -138,7 +138,7 @@ def replicas(folder):
 
 
 def cut_link(folder):
-    """The second node is cut off while it trains: both end with one line within the time-out, a restart continues."""
+    """The second node is cut off while it trains: both end with one line within the time-out; a restart continues."""
     with nodes(2) as places:
         processes = launch(places, [2, 2], [folder / "runs"] * 2, "ensemble.size=3")
         deadline = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch under Slurm's own daemons, two nodes on this machine, in a folder that is removed afterwards.
+"""Runs launch/slurm.sbatch under real Slurm daemons, on two nodes of this machine, in a folder that is removed later.
 
 python -m tests.slurm      as root, with munge, slurmctld and slurmd (Debian: slurm-wlm); 10 minutes
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from tests.support import CHECKOUT
 from tests.support.tiny import assert_same_run
 
-STEPS, PATIENCE = 300, 600  # seconds
+STEPS, PATIENCE = 300, 600  # PATIENCE in seconds
 SETTINGS = [
     "data=shapes", "data.train_limit=480", "data.pipeline=torch", "batch_size=16", "network=resnet8", "epochs=10",
     "evaluate.every_epochs=5", "distributed.timeout=60", "tracking=none",
 ]  # fmt: skip
 # The addresses of the two nodes are also their names, so that nothing must be added to /etc/hosts.
-# cred_expire: how long a requeued job waits. GraceTime: what a preempted one is given, after SIGTERM.
+# cred_expire: how long a requeued job waits. GraceTime: how long a preempted job may run after SIGTERM.
 CONFIG = """
 ClusterName=check
 SlurmctldHost={host}(127.0.0.1)
@@ -69,7 +69,7 @@ def cluster(folder):
         for daemon in daemons:
             process = stack.enter_context(subprocess.Popen(daemon, stderr=subprocess.DEVNULL))
             stack.callback(process.terminate)
-            time.sleep(1)  # each needs the one before
+            time.sleep(1)  # each daemon needs the one before
         yield
 
 
@@ -78,7 +78,7 @@ def slurm(*words):
 
 
 def submit(name, *options, overrides=(), ranks=2, nodes=2, array="0"):
-    """The id of the job, with runs of SETTINGS named after it."""
+    """Submits a job with runs of SETTINGS, named after the job; returns its id."""
     allocation = (f"--nodes={nodes}", "--gpus-per-node=0", "--cpus-per-task=2", f"--array={array}", "--time=30")
     environment = {**os.environ, "RANKS": str(ranks), "PYTHON": sys.executable, "PYTHONPATH": str(CHECKOUT)}
     script = [CHECKOUT / "launch/slurm.sbatch", *SETTINGS, *overrides]
@@ -87,7 +87,7 @@ def submit(name, *options, overrides=(), ranks=2, nodes=2, array="0"):
 
 
 def field(job, name):
-    """Of the first task of a job, as scontrol tells it."""
+    """A field of a job's first task, as scontrol shows it."""
     words = slurm("scontrol", "show", "job", f"{job}_0").split()
     return dict(word.split("=", 1) for word in words if "=" in word)[name]
 
@@ -109,7 +109,7 @@ def wait_for_steps(name):
 
 
 def seeds():
-    """An array, one node each."""
+    """A job array with one node per seed."""
     job = submit("seeds", overrides=["epochs=1", "ensemble.size=2"], ranks=3, nodes=1, array="0-1")
     wait_for_end(job)
     for seed in (0, 1):
@@ -124,11 +124,11 @@ def undisturbed():
 
 
 def out_of_time():
-    """Two nodes are warned before the time is up: saved, requeued, continued, and equal to the run left alone."""
+    """A run on two nodes is warned before its time is up: saved, requeued, continued, equal to the undisturbed run."""
     job = submit("warned", "--signal=USR1@90", overrides=["ensemble.size=3"])
     wait_for_steps("warned")
     hours, minutes, _ = map(int, field(job, "RunTime").split(":"))
-    slurm("scontrol", "update", f"job={job}", f"TimeLimit={60 * hours + minutes + 2}")  # a warning within 30 s
+    slurm("scontrol", "update", f"job={job}", f"TimeLimit={60 * hours + minutes + 2}")  # the warning comes within 30 s
     wait_for("requeue", lambda: field(job, "Restarts") == "1")
     slurm("scontrol", "update", f"job={job}", "TimeLimit=30")
     wait_for_end(job)
@@ -138,7 +138,7 @@ def out_of_time():
 
 
 def preempted_and_cancelled():
-    """Requeued when a job of more weight takes the nodes, not when it is cancelled."""
+    """A job is requeued when one of higher priority takes its nodes, but not when it is cancelled."""
     job = submit("preempted", "--exclusive", overrides=["ensemble.size=3"])
     wait_for_steps("preempted")
     slurm("sbatch", "--partition=high", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 3")

@@ -1,6 +1,6 @@
-"""Whether members that share a device are faster as one batched network: grouped convolutions, one group a member.
+"""Whether members that share a device are faster as one batched network: grouped convolutions, one group per member.
 
-Forward and backward of the encoders only. The step trains them one after the other; this tells where that is wrong.
+Only the forward and backward passes of the encoders. The step trains members in turn; this shows where that is slower.
 """
 
 import copy
@@ -45,7 +45,7 @@ def learn(network: Network, images: torch.Tensor) -> None:
 
 
 def grouped(members: list[Network]) -> Network:
-    """The members' weights side by side: it maps [B, M 3, H, W] to [B, M D], each member's share as its own."""
+    """One network with all members' weights side by side: it maps [B, M 3, H, W] to [B, M D], one slice per member."""
     together = copy.deepcopy(members[0])
     for name, layer in together.named_modules():
         same = [dict(member.named_modules())[name] for member in members]

@@ -1,4 +1,4 @@
-"""What a checkpoint takes from training: the copy to the host, and the processor time of the thread that writes it."""
+"""What a checkpoint costs training: the copy to the host, and the processor time of the thread that writes it."""
 
 import statistics
 import tempfile
@@ -17,18 +17,18 @@ from dicedist.runs.run import Run
 from dicedist.runs.saver import Saver
 
 ROUNDS = 9
-CLASSES, INTERVAL = 100, 300.0  # seconds
+CLASSES, INTERVAL = 100, 300.0  # INTERVAL in seconds
 
 
 def checkpoint(config: Config) -> list[dict[str, Any]]:
-    """All parts in one process, on the file system of run.dir; medians.
+    """Medians, with all parts in one process, on the file system of run.dir.
 
     The share counts the copy, for which training waits, and all processor time of the writer, as if no core were free.
     """
     world = World(0, 1, torch.device("cpu"))
     step = bench_step(config, world, CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
-    # The optimisers have no state before.
+    # The optimisers have no state before the first step.
     step(Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images]))
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=config.run.dir) as folder:
@@ -44,7 +44,7 @@ def checkpoint(config: Config) -> list[dict[str, Any]]:
 
 
 def turn(saver: Saver, number: int) -> tuple[float, float, float]:
-    """Seconds of the copy, processor seconds of what follows, seconds of both."""
+    """Seconds of the copy, processor seconds of the writing that follows, seconds of both."""
     started = time.perf_counter()
     saver.start(number, {})
     copied, processor = time.perf_counter() - started, time.process_time()

@@ -1,4 +1,4 @@
-"""Images a second: DALI, torch, and the DataLoader of torchvision transforms that most trainers of CIFAR use."""
+"""Images per second of DALI, torch, and the DataLoader with torchvision transforms that most CIFAR trainers use."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def data_throughput(
     source: Source, config: DataConfig, batch_size: int, num_threads: Sequence[int] = (1, 2), rounds: int = 5
 ) -> list[dict[str, Any]]:
-    """A row for each pipeline and number of threads, each held to as many cores, on the same training images.
+    """One row per pipeline and number of threads, limited to as many cores, on the same training images.
 
     The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
     """
@@ -51,7 +51,7 @@ def data(config: Config) -> list[dict[str, Any]]:
 
 
 def images_per_second(sizes: Iterator[int], seconds: float = 0.5) -> float:
-    next(sizes), next(sizes), next(sizes)  # wakes threads, fills queues
+    next(sizes), next(sizes), next(sizes)  # starts threads, fills queues
     images, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds:
         images += next(sizes)
@@ -59,7 +59,7 @@ def images_per_second(sizes: Iterator[int], seconds: float = 0.5) -> float:
 
 
 def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
-    """For ever, one batch after the other."""
+    """The sizes of an endless stream of batches."""
     if name == "dataloader":
         workers = threads if threads > 1 else 0
         loader = DataLoader(Transformed(source), batch_size, shuffle=True, num_workers=workers)
@@ -75,7 +75,7 @@ def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, bat
 
 
 class Transformed(Dataset[tuple[Tensor, Tensor]]):
-    """The usual way: an image at a time, through PIL."""
+    """The usual way: one image at a time, through PIL."""
 
     def __init__(self, source: Source):
         self.images_NHWC, self.labels_N = source.train.images_NHWC.numpy(), source.train.labels_N
@@ -97,7 +97,7 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
 
 @contextlib.contextmanager
 def cores(number: int) -> Iterator[None]:
-    """Inside, this thread and the ones it starts run on so many cores, and torch's own threads keep out of the way."""
+    """Limits this thread and those it starts to `number` cores, and keeps torch's own threads out of the way."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

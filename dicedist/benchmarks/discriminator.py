@@ -1,4 +1,4 @@
-"""The discriminator's work of one step (gradient, sampling, 4 learning steps, memory) against the literal one."""
+"""The discriminator's work in one step (gradient, sampling, 4 learning steps, memory) against the literal version."""
 
 from typing import Any
 

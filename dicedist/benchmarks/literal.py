@@ -1,4 +1,4 @@
-"""The discriminator as the paper writes it, for comparison: every slot an input, the class embedded twice, K outputs.
+"""The discriminator as the paper writes it, for comparison: M slots as input, the class embedded twice, K outputs.
 
 Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members.
 """
@@ -80,7 +80,7 @@ class LiteralDiscriminator:
         return torch.cat(rows), labels_B.repeat(self.num_samples * len(self.pairs))
 
     def product(self, z_MSBD: Tensor, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Each joint pair again, R times, with one of its two members' features from another input of the class."""
+        """Repeats each joint pair R times, with one member's features taken from another input of the same class."""
         labels = labels_B.tolist()
         pools = []
         for n, label in enumerate(labels):

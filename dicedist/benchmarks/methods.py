@@ -1,4 +1,4 @@
-"""What each method costs beside independent training: its step on the same network, members and images."""
+"""What each method costs compared with independent training: its step on the same network, members and images."""
 
 import contextlib
 from dataclasses import replace
@@ -17,7 +17,7 @@ from dicedist.data.pipeline import Loader
 
 
 def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
-    """A row for each method in each of its structures, in one process, as a multiple of ind in that structure."""
+    """One row per method and structure, in one process; costs are multiples of ind in the same structure."""
     size = DEFAULT_SIZE if config.ensemble.size == "auto" else config.ensemble.size
     config = replace(config, ensemble=replace(config.ensemble, size=size))
     source, world = sources.load(config.data), World(0, 1, pick_device())
@@ -33,9 +33,9 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
 
 
 def configs(config: Config, structure: str) -> list[Config]:
-    """The config with each method that has the structure."""
+    """The config with each method that supports the structure."""
     found = []
     for name in choices_of("method"):
-        with contextlib.suppress(ValueError):  # the method has not that structure
+        with contextlib.suppress(ValueError):  # the method does not support it
             found.append(with_method(config, name, structure))
     return found

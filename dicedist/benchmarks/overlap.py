@@ -1,4 +1,4 @@
-"""Whether w learns while members compute: the real schedule and messages, with waiting in place of compute.
+"""Whether the discriminator w learns while members compute: real schedule and messages, sleep instead of computation.
 
 A device that computes leaves the host free, and so does a rank that sleeps: no GPU is needed to measure the schedule.
 """
@@ -74,7 +74,7 @@ def zeros(batch: int, feature_dim: int, num_classes: int) -> Encoding:
 
 
 def seconds_a_step(config: Config, num_members: int, durations: Durations, num_steps: int = 12) -> float:
-    """One device per part: M + 1 ranks; the slowest rank's mean."""
+    """The mean of the slowest rank, with one device per part: M + 1 ranks."""
     return max(run_ranks(num_members + 1, emulate, config, num_members, durations, num_steps))
 
 
@@ -94,7 +94,7 @@ def emulate(rank: int, config: Config, num_members: int, durations: Durations, n
 
 
 def overlap(config: Config) -> list[dict[str, Any]]:
-    """w's learning from nothing to longer than the members' own time, four members."""
+    """Four members; w's learning takes from no time to longer than the members' own work."""
     base = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.0)
     members_alone = base.forward + base.gradient + base.backward
     rows = []
@@ -112,7 +112,7 @@ def overlap(config: Config) -> list[dict[str, Any]]:
 
 
 def scaling(config: Config) -> list[dict[str, Any]]:
-    """One device per part, from 2 to 10 members: the step and what each member sends and receives."""
+    """One device per part, from 2 to 10 members: the time of a step, and the bytes per member, sent and received."""
     durations = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.3)
     rows: list[dict[str, Any]] = []
     for num_members in range(2, 11, 2):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """[function(rank, *arguments) for each rank], all at once; inside, `dicedist.world.joined` makes them a group."""
+    """[function(rank, *arguments) for each rank], all at once; inside, `cluster.world.joined` makes them a group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,8 +1,8 @@
 """The time of a step against members, nodes and links, computed from the times of a device and the bytes of a step.
 
-A model, not a measurement: every part has a device of its own; a node's link to the others carries what its ranks send
-and receive one after the other; w's times grow with the pairs of members that it compares. `bench scaling` measures the
-same schedule over loopback, `bench step` gives the times of a device to put in here.
+This is a model, not a measurement. Every part has its own device. The link between a node and the others carries one
+message at a time. The times of the discriminator w grow with the pairs of members that it compares. `bench scaling`
+measures the same schedule over loopback; `bench step` measures the times of a device, which can be entered here.
 
     python -m dicedist.bench scaling --simulate simulate.forward=0.012 simulate.gbit=10,100 batch_size=256
 """
@@ -23,12 +23,12 @@ PAIRS_OF_FOUR = 6
 
 @dataclass(frozen=True)
 class Assumed:
-    """Seconds are of one device, and of w for four members. The defaults are of no device in particular."""
+    """Times are seconds on one device, those of w for four members. The defaults describe no particular device."""
 
     members: tuple[int, ...] = (2, 4, 8, 16)
     nodes: tuple[int, ...] = (1, 2, 4)
-    gbit: tuple[float, ...] = (10.0, 100.0)  # of a node's link to the others, each way
-    gbit_inside: float = 200.0  # of a device's link to the others of its node
+    gbit: tuple[float, ...] = (10.0, 100.0)  # of the link between a node and the others, in each direction
+    gbit_inside: float = 200.0  # of the link between a device and the others of its node
     latency: float = 50e-6  # of a message between nodes
     latency_inside: float = 10e-6
     forward: float = 0.010
@@ -46,7 +46,7 @@ class StepTime:
 
 
 def assumed(words: Sequence[str]) -> Assumed:
-    """From words like simulate.gbit=10,100."""
+    """Parsed from words like simulate.gbit=10,100."""
     known = {field.name: field.default for field in fields(Assumed)}
     chosen: dict[str, Any] = {}
     for word in words:
@@ -103,11 +103,11 @@ def step_time(config: Config, times: Assumed, num_members: int, num_nodes: int, 
 
 
 def transfer(times: Assumed, placement: Placement, node_of: Sequence[int], size: int, gbit: float) -> float:
-    """All members to w, or back: links of different nodes work at once, a link carries its messages in turn."""
+    """Seconds from all members to w, or back: links of different nodes work at once, messages on one link in turn."""
     assert placement.discriminator is not None
     home = node_of[placement.discriminator]
     by_node = Counter(node_of[rank] for rank in placement.host_of)
     away = sum(by_node.values()) - by_node[home]
     inside = times.latency_inside + 8e-9 * by_node[home] * size / times.gbit_inside if by_node[home] else 0.0
-    # w's node receives what all other nodes send, so its link is the narrow one.
+    # w's node receives what all other nodes send, so its link is the slowest.
     return max(inside, times.latency + 8e-9 * away * size / gbit if away else 0.0)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what diversity costs beside independent training.
+"""Where the time of a step goes, and what diversity costs compared with independent training.
 
 Legend: M members, B inputs, D features.
 """
@@ -29,12 +29,12 @@ from dicedist.config import Config, compose_config
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
 
-PHASES = {  # what is timed -> its name
+PHASES = {  # method that is timed -> name of its phase
     "encode": "forward",
     "gather": "gather",
     "redundancy_gradients": "gradient of w",
     "scatter": "scatter",
-    "wait": "idle",  # for another rank's message, and its way
+    "wait": "idle",  # until another rank's message has arrived
     "descend": "backward",
     "update": "optimiser",
     "learn": "w learns",
@@ -43,7 +43,7 @@ WARM_UP, STEPS = 2, 6
 
 
 def step(config: Config) -> list[dict[str, Any]]:
-    """Seconds of each phase and images/s on every rank, in one process or under torchrun; rank 0 has them all."""
+    """Seconds of each phase and images/s of every rank, in one process or under torchrun; only rank 0 has them all."""
     placement = place(world_size(), config.ensemble.size, Method(config.method).adversarial is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
@@ -58,7 +58,7 @@ def step(config: Config) -> list[dict[str, Any]]:
 
 
 def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
-    """Mean seconds a step. A phase ends when the device has done it, which the step itself would not wait for.
+    """Mean seconds per step. A phase is timed until the device has finished it; a real step would not wait for that.
 
     A phase inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
     """
@@ -101,7 +101,7 @@ def bench_step(config: Config, world: World, num_classes: int) -> Step:
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
-    """One process, the same members and batches: a bare loop, method=ind, method=dice, and DICE written plainly."""
+    """On one rank, with the same members and batch: a bare loop, method=ind, method=dice, and DICE written plainly."""
     size = DEFAULT_SIZE if config.ensemble.size == "auto" else int(config.ensemble.size)
     config = replace(config, ensemble=replace(config.ensemble, size=size))
     world = World(0, 1, pick_device())
@@ -120,7 +120,7 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
 
 def with_method(config: Config, name: str, structure: str = "net") -> Config:
-    """And whatever else the method's YAML sets; ValueError where it has not that structure."""
+    """The config with a method and the redundancy.scale of its YAML; ValueError if it has no such structure."""
     other = compose_config([f"method={name}", f"structure={structure}"])
     redundancy = replace(config.redundancy, scale=other.redundancy.scale)
     return replace(config, method=other.method, structure=structure, redundancy=redundancy)
@@ -142,7 +142,7 @@ def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor
 
 
 def plain(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
-    """As a first implementation would be: default memory format, one graph, the literal discriminator."""
+    """DICE as a first implementation would be: default memory format, one graph, the literal discriminator."""
     method, settings = Method(config.method), config.redundancy
     nets = [build_member(config, method, i, 100).to(images.device) for i in range(size)]
     parameters = [parameter for net in nets for parameter in net.parameters()]

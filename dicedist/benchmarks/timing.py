@@ -1,7 +1,7 @@
-"""Comparing alternatives on a machine that is never quiet: they take turns, and ratios are taken within a round.
+"""Compares alternatives on a machine that is never quiet: they take turns, and ratios are taken within a round.
 
-Beside what is not ours each has a process of its own on a CPU: ours with the settings that our commands make
-(`world.tune_malloc`), the others without, for they are part of what is compared.
+On a CPU, when some alternatives are not ours, each runs in its own process: ours with the process settings of our
+commands (`process.tune_malloc`), the others without, because these settings are part of what is compared.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """CPU seconds (wall seconds on a GPU) of each, and the median over rounds of its ratio to the reference.
 
-    theirs: the names of those that are not ours.
+    theirs: the names of the alternatives that are not ours.
     """
     if theirs and not torch.cuda.is_available():
         turns = in_processes(alternatives, rounds, theirs)

@@ -1,4 +1,4 @@
-"""What records cost: the training process's own work, and the processor time of the mirror beside it."""
+"""What records cost: work in the training process, and the processor time of the mirror beside it."""
 
 import json
 import tempfile
@@ -20,12 +20,12 @@ from dicedist.tracking.mlflow.mirror import Mirror
 from dicedist.tracking.tracker import Tracker
 
 INTERVALS = 200
-VALUES = 40  # of one interval: four members and w
+VALUES = 40  # per interval, as of four members and the discriminator w
 CLASSES = 100
 
 
 def tracking(config: Config) -> list[dict[str, Any]]:
-    """Of one interval of log.every_steps steps, all parts in one process; sent to sqlite, or to tracking.uri."""
+    """Costs per interval of log.every_steps steps, with all parts in one process; sent to sqlite or tracking.uri."""
     world = World(0, 1, torch.device("cpu"))
     step = bench_step(config, world, CLASSES)
     images, labels_B = torch.randn(config.batch_size, 3, 32, 32), torch.randint(CLASSES, (config.batch_size,))
@@ -47,7 +47,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
 
 
 def record(run: Run, config: Config, world: World) -> float:
-    """Seconds an interval of what the reporting rank does."""
+    """Seconds per interval that the reporting rank spends on records."""
     tracker = Tracker(run, 10**9, 0, None, replace(config.tracking, to="none"))
     tracker.progress.stream = Path("/dev/null").open("w")  # noqa: SIM115  closed with the process
     pace, values = Pace(config.batch_size, 0), {f"member_0/value_{n}": [1.0] for n in range(VALUES - 1)}

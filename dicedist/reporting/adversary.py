@@ -1,4 +1,4 @@
-"""The discriminator w: how well it tells joint from product pairs while it learns, and whether it can be believed."""
+"""The discriminator w: how well it tells joint from product pairs while it learns, and whether it can be trusted."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def section(groups: Sequence[Group]) -> Section | None:
 
 
 def guessing(groups: Sequence[Group]) -> tuple[Reference | None, Reference | None]:
-    """Loss and accuracy of a w that only knows how many product pairs there are to a joint pair."""
+    """Loss and accuracy of a w that only knows the number of product pairs per joint pair."""
     ratios = {group.settings["redundancy.negatives"] for group in groups}
     if len(ratios) > 1:
         return None, None
@@ -55,7 +55,7 @@ def calibration(groups: Sequence[Group]) -> str | None:
 
 
 def curve(group: Group) -> list[Point]:
-    """Bins of w, those of all runs together."""
+    """The calibration bins of w, pooled over all runs."""
     bins: dict[int, list[dict[str, float]]] = {}
     for evaluation in group.evaluations:
         for found in (evaluation.get("redundancy") or {}).get("calibration", []):

@@ -53,7 +53,7 @@ def diagram(group: Group) -> str:
 
 
 def pooled_bins(group: Group, when: str) -> list[Bin]:
-    """The inputs of all runs together."""
+    """Bins over the inputs of all runs together."""
     columns = zip(*(evaluation["reliability"][when] for evaluation in group.evaluations), strict=True)
     found = [[bin for bin in column if bin["count"]] for column in columns]
     counts = [sum(bin["count"] for bin in column) for column in found]

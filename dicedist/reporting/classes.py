@@ -12,7 +12,7 @@ from dicedist.reporting.svg import BOTTOM, CIRCLE, TOP, Axis, Panel, number
 MOST_ROWS = 20
 ROW = 19
 LONGEST_NAME = 20
-Row = tuple[str, Pooled, Pooled]  # a class, the ensemble's accuracy and the mean of its members', in %
+Row = tuple[str, Pooled, Pooled]  # a class, the ensemble's accuracy, the mean accuracy of its members, in %
 
 
 def section(groups: Sequence[Group]) -> Section | None:
@@ -56,7 +56,7 @@ def one_data_set(groups: Sequence[Group]) -> str:
 
 
 def class_rows(group: Group) -> list[Row]:
-    """Classes that have test images."""
+    """One row per class that has test images."""
     columns = [evaluation["per_class"] for evaluation in group.evaluations]
     names = group.evaluations[0].get("class_names") or [f"class {k}" for k in range(len(columns[0]["ensemble"]))]
     rows = []

@@ -11,8 +11,8 @@ from PIL import Image
 from dicedist.reporting.markup import Section, folded, remark
 from dicedist.reporting.records import Group, Recorded
 
-MOST_IMAGES = 12  # of a run
-WIDEST = 64  # pixels that are stored
+MOST_IMAGES = 12  # per run
+WIDEST = 64  # pixels, as stored
 
 
 def section(groups: Sequence[Group]) -> Section | None:
@@ -41,7 +41,7 @@ def wall(run: Recorded) -> str:
     gallery = run.gallery
     num_images, num_members = len(gallery["images"]), len(gallery["predictions"])
     members = run.evaluation["member_ids"]
-    if len(members) != num_members:  # logits of some members were measured after the gallery was made
+    if len(members) != num_members:  # only some members were evaluated after the gallery was made
         members = range(num_members)
     names = run.evaluation.get("class_names") or []
     cards = [card(gallery, place, members, names) for place in range(min(num_images, MOST_IMAGES))]

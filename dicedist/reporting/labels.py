@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Settings = Mapping[str, Any]  # by dotted key, whatever of a config can change a result but the seed
+Settings = Mapping[str, Any]  # dotted key -> value, for everything that can change a result except the seed
 
-# The paper's order of rows; methods that it does not have come behind, by name.
+# The paper's order of rows; other methods follow, sorted by name.
 ORDER = ("ind", "one", "okddip", "adp", "ib", "ceb", "ibr", "cebr", "dice")
-# Where these differ, every label says so; what else differs is said only of ensembles that would read the same.
+# Where these differ, every label says so; other differences are only added to labels that would be the same.
 FOREMOST = ("data.name", "network.name", "ensemble", "epochs", "data.train_limit")
 WORDING = {
     "data.name": "{}",
@@ -22,7 +22,7 @@ WORDING = {
 
 
 def labels(ensembles: Sequence[Settings]) -> list[str]:
-    """As short as tells the ensembles apart: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
+    """Just long enough to tell the ensembles apart: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
     texts = [settings["method.title"] for settings in ensembles]
     for key in FOREMOST:
         if varies(key, ensembles):
@@ -45,7 +45,7 @@ def labels(ensembles: Sequence[Settings]) -> list[str]:
 
 
 def shared(ensembles: Sequence[Settings]) -> list[str]:
-    """What of the foremost settings all ensembles have in common, in words."""
+    """The foremost settings that all ensembles have in common, in words."""
     return [
         wording(key, ensembles[0][key])
         for key in FOREMOST

@@ -1,4 +1,4 @@
-"""A chart of one pooled line an ensemble, labelled at its end where there is room."""
+"""A chart with one pooled line per ensemble, labelled at its end where there is room."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def write_ends(panel: Panel, lines: Sequence[Line]) -> None:
 
 
 def heights(lines: Sequence[Line]) -> list[float]:
-    """What the axis has to hold: where curves end, and of long ones not the few values that would flatten the rest."""
+    """What the axis must cover: the ends of all curves, and not the few extreme values that would flatten the rest."""
     found = sorted(height for line in lines for point in line.points for height in band(point))
     cut = len(found) // 100
     return [*found[cut : len(found) - cut], *(height for line in lines for height in band(line.points[-1]))]

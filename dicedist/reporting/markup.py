@@ -54,7 +54,7 @@ def folded(summary: str, body: str, is_open: bool = False) -> str:
 
 
 def table(caption: str, head: str, bodies: Sequence[tuple[str, Sequence[str]]], columns: int) -> str:
-    """Rows in blocks, each under its own heading if it has one; scrolls sideways in itself on a narrow screen."""
+    """Rows in blocks, each under its own heading if it has one; on a narrow screen the table scrolls sideways."""
     parts = []
     for heading, rows in bodies:
         title = f'<tr class="block"><th colspan="{columns}">{escape(heading)}</th></tr>' if heading else ""
@@ -85,7 +85,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
-    """Which are the best as printed; none where there is nothing to compare."""
+    """Which values are the best as printed; none if there is nothing to compare."""
     known = [round(value.mean * measure.scale, measure.decimals) for value in values if value is not None]
     if len(known) < 2 or measure.better is None:
         return [False] * len(values)

@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: histograms of each score inside and outside, and the paper's five measures."""
+"""Out-of-distribution detection: histograms of each score on test and OOD images, and the paper's five measures."""
 
 import statistics
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def histograms(group: Group, name: str, score: str) -> tuple[str, str]:
 
 
 def steps(shares: Sequence[float]) -> list[tuple[float, float]]:
-    """The outline of a histogram of 0..1, in %, from the floor to the floor."""
+    """The outline of a histogram over 0..1, in %; it starts and ends at zero."""
     width = 1 / len(shares)
     corners = [(x * width, 100 * share) for place, share in enumerate(shares) for x in (place, place + 1)]
     return [(0, 0), *corners, (1, 0)]
@@ -108,7 +108,7 @@ def measures(groups: Sequence[Group], name: str) -> str:
 
 
 def mean_auroc(group: Group, sets: Sequence[str], score: str) -> Pooled | None:
-    """Over the sets, in each run that has the score."""
+    """The mean over the sets, pooled over the runs that have the score."""
 
     def read(evaluation: dict[str, Any]) -> float | None:
         found = [evaluation["ood"][name].get(score) for name in sets]
@@ -118,7 +118,7 @@ def mean_auroc(group: Group, sets: Sequence[str], score: str) -> Pooled | None:
 
 
 def common_sets(groups: Sequence[Group]) -> list[str]:
-    """OOD sets that every evaluated run has, so that means over them compare."""
+    """OOD sets that every evaluated run has, so that means over them are comparable."""
     evaluations = [evaluation for group in groups for evaluation in group.evaluations]
     every = [set(evaluation.get("ood", {})) for evaluation in evaluations]
     return sorted(set.intersection(*every)) if every else []

@@ -1,4 +1,4 @@
-"""The page: sections in order under a short contents, in one file with its style and no script."""
+"""The page: its sections in order below a table of contents, in one file that includes its style and has no script."""
 
 import re
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from dicedist.reporting.records import Group, Recorded, pool, read_groups
 from dicedist.runs.run import Run
 
 STYLE = Path(__file__).with_name("page.css")
-# Whatever a name in a record may contain, the page loads nothing and runs nothing.
 FIGURE = re.compile(r'<figcaption>([^<]*)(?: <small>.*?</small>)?</figcaption><svg( [^>]*role="img".*?</svg>.*?</svg>)')
+# Whatever a name in a record may contain, the page loads nothing and runs nothing.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(runs: Sequence[Run], output: Path) -> None:
-    """Whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
+    """Reports whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
     text = page(read_groups(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
@@ -49,7 +49,7 @@ def page(groups: Sequence[Group]) -> str:
 
 
 def pictures(text: str) -> dict[str, str]:
-    """The figures of a page, each a file of its own: name -> SVG."""
+    """The figures of a page as stand-alone files: name -> SVG."""
     opening = '<svg xmlns="http://www.w3.org/2000/svg" style="background: var(--surface)"'
     style = f"><style>{STYLE.read_text()}</style>"
     return {

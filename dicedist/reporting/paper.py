@@ -1,8 +1,8 @@
-"""The paper's own figures. Their one source is the head of each cell's file in conf/experiment/:
+"""The paper's own figures. Their only source is the head of each cell's file in conf/experiment/:
 
-# paper: 77.92 +- 0.08                    accuracy of the ensemble, in the table that is called as the cell's folder
-# paper: 77.92 (size)                     in another table
-# paper: 77.32 (codistillation, student)  of another predictor: ensemble, members (their mean), student
+# paper: 77.92 +- 0.08                    accuracy of the ensemble, in the table named after the cell's folder
+# paper: 77.92 (size)                     the same, in another table
+# paper: 77.32 (codistillation, student)  accuracy of another predictor: ensemble, members (their mean), student
 """
 
 import re
@@ -15,7 +15,7 @@ from dicedist.reporting.records import Pooled
 
 FIGURE = re.compile(r"^# paper: ([\d.]+)(?: \+- ([\d.]+))?(?: \((\w+)(?:, (\w+))?\))?$", re.MULTILINE)
 EXPERIMENTS = "experiment"
-RUNS = 3  # that the paper's means are taken over
+RUNS = 3  # behind each mean of the paper
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def find_cells() -> list[Cell]:
 
 
 def read_cell(name: str) -> Cell:
-    """A cell without any figure is of the table that is called as its folder."""
+    """A cell without any figure belongs to the table named after its folder."""
     folder = name.partition("/")[0]
     lines = FIGURE.findall((CONF / EXPERIMENTS / f"{name}.yaml").read_text()) or [("", "", "", "")]
     return Cell(
@@ -53,7 +53,7 @@ def read_cell(name: str) -> Cell:
 
 
 def accuracy(config: Config) -> Pooled | None:
-    """What the paper reports for an ensemble trained with just its settings; None where it has no such cell."""
+    """What the paper reports for an ensemble with exactly these settings; None if it has no such cell."""
     data, size = config.data.name, config.num_members
     name = f"{data}/{config.network.name}-{config.structure}{size}-{config.method.name}"
     for candidate in choices_of(EXPERIMENTS):

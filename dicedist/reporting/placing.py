@@ -1,4 +1,4 @@
-"""Where labels go: apart from each other, and clear of what is drawn."""
+"""Places labels apart from each other and clear of what is drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ LINE = 12.0  # height of a line of text
 
 
 def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights of labels moved as little as keeps them `gap` apart and, if they fit, between low and high."""
+    """Moves labels as little as needed to keep them `gap` apart and, if they fit, between low and high."""
     order = sorted(range(len(heights)), key=lambda place: heights[place])
     moved = list(heights)
     for before, after in zip(order, order[1:], strict=False):
@@ -45,7 +45,7 @@ def around(x: float, y: float, radius: float) -> Box:
 
 @dataclass(frozen=True)
 class Place:
-    """Of a label: where its text is anchored, and what it covers."""
+    """Where the text of a label is anchored, and what it covers."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Place:
 
 
 def clear_place(x: float, y: float, text: str, panel: Panel, taken: Sequence[Box]) -> Place:
-    """The place around a point where a label hides least, and stays inside the plot."""
+    """The place around a point where a label hides least and stays inside the plot."""
     width = 1.1 * width_of(text)
     plot = Box(panel.left, TOP, panel.left + panel.plot_width, TOP + panel.plot_height)
     beside = [Place(x + 9, y + 4, "start", width), Place(x - 9, y + 4, "end", width)]

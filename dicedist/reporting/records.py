@@ -1,4 +1,4 @@
-"""What runs left behind: read from their folders, and pooled where they differ in nothing but the seed."""
+"""Reads what runs left in their folders, and pools runs that differ only in the seed."""
 
 import json
 import math
@@ -28,17 +28,17 @@ LONGEST_CURVE = 200
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run has left behind."""
+    """What one run has left in its folder."""
 
     run: Run
     config: Config
     records: list[dict[str, Any]]  # the lines of metrics.jsonl
-    evaluation: dict[str, Any]  # empty where there is none yet
+    evaluation: dict[str, Any]  # empty if there is none yet
     gallery: dict[str, np.ndarray]
 
     @property
     def missing(self) -> list[str]:
-        """What this run does not tell, and what would make it."""
+        """What is missing from this run, and how to get it."""
         notes = []
         if not self.records:
             notes.append("no records of training")
@@ -54,7 +54,7 @@ class Recorded:
 
     @property
     def sets_not_found(self) -> list[str]:
-        """Their names; what evaluation says of each begins with it."""
+        """Names of OOD sets; each line of `ood_missing` begins with one."""
         return [line.partition(":")[0] for line in self.evaluation.get("ood_missing", [])]
 
     @property
@@ -64,7 +64,7 @@ class Recorded:
 
     @cached_property
     def settings(self) -> Settings:
-        """What can change a result but the seed."""
+        """Everything that can change a result, except the seed."""
         config, evaluation, size = self.config, self.evaluation, self.config.num_members
         compares = "redundancy" in config.method.terms
         ignored = SHOWN_OTHERWISE if compares else (*SHOWN_OTHERWISE, "redundancy.")
@@ -86,7 +86,7 @@ class Recorded:
 @dataclass(frozen=True)
 class Pooled:
     mean: float
-    deviation: float | None  # of a sample, with n - 1; None for a single run
+    deviation: float | None  # sample deviation, with n - 1; None for a single run
     n: int
 
     def times(self, scale: float) -> "Pooled":
@@ -101,7 +101,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one ensemble with different seeds."""
+    """Runs of the same ensemble with different seeds."""
 
     label: str
     style: int  # its colour and marker in every figure
@@ -116,14 +116,14 @@ class Group:
         return [run.evaluation for run in self.runs if run.evaluation]
 
     def pooled(self, read: Callable[[dict[str, Any]], float | None]) -> Pooled | None:
-        """A number that each evaluation.json gives, over the runs that have it."""
+        """One number of evaluation.json, pooled over the runs that have it."""
         return pool(map(read, self.evaluations))
 
     def measure(self, *path: str) -> Pooled | None:
         return self.pooled(lambda evaluation: dig(evaluation, path))
 
     def curve(self, name: str, scale: float = 1) -> list[Point]:
-        """A measure of metrics.jsonl against the epoch, over the runs that have it at a step."""
+        """A measure of metrics.jsonl against the epoch, pooled at each step over the runs that have it."""
         by_step: dict[int, list[float]] = {}
         epochs: dict[int, float] = {}
         for record in (record for run in self.runs for record in run.records):
@@ -136,7 +136,7 @@ class Group:
 
 
 def read_groups(runs: Sequence[Run]) -> list[Group]:
-    """The runs, pooled; in the paper's order of methods, then by delta."""
+    """The pooled runs, by data set, then in the paper's order of methods, then by delta."""
     distinct = {run.directory.resolve(): run for run in runs}
     by_settings: dict[str, list[Recorded]] = {}
     for recorded in map(read_run, distinct.values()):
@@ -216,7 +216,7 @@ def pool(values: Iterable[float | None]) -> Pooled | None:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Means of neighbours where there are more points than a figure can show."""
+    """Averages neighbouring points if there are more than a figure can show."""
     size = math.ceil(len(points) / LONGEST_CURVE)
     if size <= 1:
         return points

@@ -1,4 +1,4 @@
-"""The summary: one row an ensemble, seeds pooled, the best of each column in bold; and the best ones in a few words."""
+"""The summary: one row per ensemble with seeds pooled, the best of each column in bold; and tiles for the best ones."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ Reading = Callable[[Group], Pooled | None]
 
 @dataclass(frozen=True)
 class Column:
-    over: str  # the title of columns that stand side by side
+    over: str  # the common title of neighbouring columns
     title: str
     read: Reading
     measure: Measure
-    praise: str = ""  # what is said of the best, for the few columns that are worth it
+    praise: str = ""  # the text of the tile for the best ensemble, in the few columns that have one
 
 
 def section(groups: Sequence[Group]) -> Section | None:
@@ -50,7 +50,7 @@ def section(groups: Sequence[Group]) -> Section | None:
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:
-    """Those in which some ensemble has a value."""
+    """The columns in which some ensemble has a value."""
     sets = common_sets(groups)
     accuracy, *others = [measure for measure in ENSEMBLE if measure.summary]
     errors = next(measure for measure in DIVERSITY if measure.summary)
@@ -108,7 +108,7 @@ def head(shown: Sequence[Column]) -> str:
 
 
 def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
-    """Ensembles of one data set: only they compare."""
+    """Rows of the ensembles of one data set: only these are comparable."""
     values = [[column.read(group) for group in groups] for column in shown]
     best = [best_of(found, column.measure) for column, found in zip(shown, values, strict=True)]
     return [
@@ -123,7 +123,7 @@ def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
 
 
 def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
-    """Who is first in what matters most."""
+    """One tile per column with praise: its best ensemble."""
     parts = []
     for column in shown:
         found = [(value, group) for group in groups if (value := column.read(group)) is not None]

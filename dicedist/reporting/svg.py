@@ -1,6 +1,6 @@
 """Charts as SVG text: an axis, a panel to draw on, and markers that tell ensembles apart without their colours.
 
-Colours are the style sheet's: class s0, s1, ... of an element sets `currentColor`, so a figure follows light and dark.
+Colours come from the style sheet: the class s0, s1, ... sets `currentColor`, so figures follow the light or dark theme.
 """
 
 import math
@@ -10,7 +10,7 @@ from html import escape
 
 NUM_STYLES = 8
 CIRCLE = 0
-LETTER = 6.3  # width of a letter of the size used on axes
+LETTER = 6.3  # width of a letter in the size used on axes
 TOP, BOTTOM = 30, 42
 MARKERS = (
     "M{0} 0a{0} {0} 0 1 0 -{1} 0a{0} {0} 0 1 0 {1} 0z",  # circle
@@ -25,7 +25,7 @@ MARKERS = (
 
 
 def number(value: float, digits: int = 3) -> str:
-    """With so many significant digits, and the true minus sign."""
+    """Formatted with `digits` significant digits and a true minus sign."""
     return f"{value:.{digits}g}".replace("-", "−")
 
 
@@ -64,7 +64,7 @@ def span(label: str, low: float, high: float, most: int = 5) -> Axis:
 
 
 def counts(label: str, highest: int) -> Axis:
-    """The whole numbers from 1."""
+    """Whole numbers from 1 to `highest`."""
     step = math.ceil(highest / 10)
     return Axis(label, 1, highest, tuple(float(place) for place in range(1, highest + 1, step)))
 
@@ -79,7 +79,7 @@ def round_step(least: float) -> float:
 
 
 def style(place: int | None) -> str:
-    """None: of no ensemble in particular."""
+    """The classes of an ensemble's style; None: of no particular ensemble."""
     if place is None:
         return "plain"
     return f"s{place % NUM_STYLES}{' again' if place >= NUM_STYLES else ''}"
@@ -90,9 +90,9 @@ def width_of(text: str) -> float:
 
 
 class Panel:
-    """A chart with two axes: takes coordinates of the data, and gives its SVG with a text for those who cannot see it.
+    """A chart with two axes: takes data coordinates, and returns SVG with a text for readers who cannot see it.
 
-    Drawing past the axes is cut off; labels are not.
+    Lines and areas are clipped at the axes; marks and labels are not.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Panel:
     def mark(
         self, x: float, y: float, place: int, tip: str, size: float = 4, hollow: bool = False, shape: int | None = None
     ) -> None:
-        """`shape`: another marker than the ensemble's own."""
+        """`shape`: a marker other than the ensemble's own."""
         where = f'transform="translate({self.x(x):.1f} {self.y(y):.1f})"'
         kind, outline = "hollow" if hollow else "mark", marker(place if shape is None else shape, size)
         self.above.append(
@@ -135,7 +135,7 @@ class Panel:
         )
 
     def write(self, x: float, y: float, text: str, kind: str = "label", anchor: str = "start") -> None:
-        """At a place of the picture, not of the data."""
+        """At picture coordinates, not data coordinates."""
         self.above.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def draw(self, seen: str) -> str:
@@ -166,7 +166,7 @@ class Panel:
 
 def marker(place: int, size: float) -> str:
     sizes = (size, 2 * size, 0.85 * size, 1.7 * size, 1.2 * size, 0.5 * size, 2.4 * size, size)
-    turn = 3 * (place // NUM_STYLES)  # a colour that comes again comes with another marker
+    turn = 3 * (place // NUM_STYLES)  # a colour that is used again gets another marker
     return MARKERS[(place + turn) % NUM_STYLES].format(*(f"{value:.3g}" for value in sizes))
 
 

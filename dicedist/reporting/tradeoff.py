@@ -1,4 +1,4 @@
-"""What diversity costs and what size brings: ratio-error against individual accuracy, accuracy against members."""
+"""The cost of diversity and the gain from size: ratio-error against member accuracy, accuracy against ensemble size."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -38,7 +38,7 @@ def section(groups: Sequence[Group]) -> Section | None:
 
 
 def sizes(group: Group) -> list[Point]:
-    """Accuracy in % by the number of members; empty for a single one."""
+    """Accuracy in % by the number of members; empty if there is only one."""
     measured = [evaluation["accuracy_by_size"] for evaluation in group.evaluations]
     members = sorted({int(size) for by_size in measured for size in by_size})
     values = [
@@ -65,7 +65,7 @@ def scatter(spots: Sequence[Spot]) -> str:
     for before, after in pairwise(spots):
         if differ_in_delta(before[0], after[0]):
             panel.line([(spot[1].mean, spot[2].mean) for spot in (before, after)], before[0].style, "thin")
-    write_names(panel, spots, [(x, y) for _, x, y in dots])  # below the marks, of which none may be hidden
+    write_names(panel, spots, [(x, y) for _, x, y in dots])  # drawn below the marks, so that no mark is hidden
     for group, x, y in dots:
         panel.mark(x, y, group.style, f"{group.label}: {number(x, 4)} %, ratio-error {number(y)}", 2, hollow=True)
     for group, accuracy, ratio in spots:
@@ -88,7 +88,7 @@ def differ_in_delta(first: Group, second: Group) -> bool:
 
 
 def write_names(panel: Panel, spots: Sequence[Spot], dots: Sequence[tuple[float, float]]) -> None:
-    """Beside the points, where they hide least."""
+    """Writes labels beside their points, where they hide least."""
     taken = [around(panel.x(x), panel.y(y), 3) for x, y in dots]
     taken += [around(panel.x(accuracy.mean), panel.y(ratio.mean), 6) for _, accuracy, ratio in spots]
     for group, accuracy, ratio in spots:

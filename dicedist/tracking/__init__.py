@@ -1,1 +1,1 @@
-"""What a run records and shows while it trains; mlflow/ sends it on, in a process that training never imports."""
+"""What a run records and shows while it trains; mlflow/ sends it on, in its own process; training never imports it."""

@@ -1,4 +1,4 @@
-"""What a run says at its start: who hosts what, what a step sends, and on a CPU how long it will take."""
+"""What a run prints at its start: which rank hosts what, what a step sends, and on a CPU how long it will take."""
 
 import copy
 import time
@@ -23,7 +23,7 @@ def announce(
     steps_left: int,
     tracker: SilentTracker,
 ) -> None:
-    """All ranks call."""
+    """All ranks must call it."""
     placement = exchange.placement
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
     records = world.control.report({"device": str(world.device), "host": world.host, "own": own})
@@ -47,10 +47,10 @@ def announce(
 
 
 def seconds_a_step(config: Config, world: World, hosted: Hosted, exchange: Exchange) -> float:
-    """From one forward and backward pass of a copy, on all ranks at once as in training."""
+    """Estimated from one forward and backward pass of a copy, on all ranks at once as in training."""
     size, batch = config.data.size, -(-config.batch_size // exchange.placement.replicas)
     images = torch.zeros(batch, 3, size, size).to(memory_format=torch.channels_last)
-    uncopied = {id(exchange): exchange}  # which a synchronised batch norm holds on to
+    uncopied = {id(exchange): exchange}  # a synchronised batch norm refers to it
     copies = [copy.deepcopy(part.module, {**uncopied}) for part in [*hosted.members.values()][:1]]
     trunk = copy.deepcopy(hosted.trunk.module, uncopied) if hosted.trunk else torch.nn.Identity()
     world.control.barrier()

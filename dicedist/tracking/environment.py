@@ -1,4 +1,4 @@
-"""Where a run takes place: what to note once at its start, and the figures of a node while it runs."""
+"""The environment of a run: what is noted once at its start, and the figures of a node while it runs."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 def note(run: Run, placement: list[str], data_digest: str) -> None:
-    """Versions, the commit, who hosts what, and which images: what someone needs to run it again."""
+    """Versions, the commit, which rank hosts what, and which images: what is needed to repeat the run."""
     about = {
         "dicedist": version("dicedist"),
         "torch": torch.__version__,
@@ -33,7 +33,7 @@ def note(run: Run, placement: list[str], data_digest: str) -> None:
 
 
 def git_commit() -> str | None:
-    """Of the checkout that this package was imported from, marked if it has changes; None elsewhere."""
+    """The commit of the checkout that this package was imported from, marked if it has changes; None without one."""
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return None
@@ -47,7 +47,7 @@ def git_commit() -> str | None:
 
 
 def node_figures(world: World) -> dict[str, float]:
-    """Of this rank's GPU, and of the whole node from the first rank on it; names as MLflow's own system metrics."""
+    """Figures of this rank's GPU; the first rank of a node adds the node's. Named like MLflow's own system metrics."""
     figures = {}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = psutil.virtual_memory()
@@ -56,13 +56,13 @@ def node_figures(world: World) -> dict[str, float]:
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         figures[f"gpu_{world.device.index}_memory_usage_gib"] = round((total - free) / GIB, 3)
-        with contextlib.suppress(Exception):  # NVML's own: some containers hide it, and a run is worth more
+        with contextlib.suppress(Exception):  # some containers hide NVML, which must not stop a run
             figures[f"gpu_{world.device.index}_utilization_percentage"] = torch.cuda.utilization(world.device)
     return {f"system/{world.host}/{name}": value for name, value in figures.items()}
 
 
 class Pace:
-    """Images a second, of each member, between two looks."""
+    """The images per second of each member, and the seconds per step, between two calls."""
 
     def __init__(self, batch_size: int, step: int):
         self.batch_size, self.step, self.time = batch_size, step, time.monotonic()

@@ -1,4 +1,4 @@
-"""Values of the last steps, kept on the device: the host waits for them at log time only."""
+"""Keeps the values of the last steps on the device, so that the host waits for them only at log time."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Ledger:
         self.rows: list[Tensor] = []
 
     def add(self, step: int, outcome: Outcome) -> None:
-        """What the step gave: its values, then for each member whether it was out of step."""
+        """Stores the values of the step, then one flag per member: whether it was out of step."""
         self.names = list(outcome.values)
         self.steps.append(step)
         values = [value.float().view(1) for value in outcome.values.values()]

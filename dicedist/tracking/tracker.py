@@ -1,4 +1,4 @@
-"""The records of a run and its progress, on the reporting rank. Every other rank holds the silent twin."""
+"""The records and the progress of a run, on the reporting rank. Every other rank holds a SilentTracker."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ from dicedist.console import lines
 from dicedist.console.progress import Progress
 from dicedist.runs.run import Run
 
-SHOWN = {  # in the line of progress
+SHOWN = {  # name of a record -> its name in the progress line
     "train/members/loss": "loss",
     "train/redundancy": "redundancy",
     "train/discriminator/accuracy": "w acc",
@@ -28,42 +28,42 @@ SHOWN = {  # in the line of progress
 
 
 class SilentTracker:
-    """Hears everything, tells nobody."""
+    """Accepts every call and does nothing."""
 
     def open(self) -> None:
-        """Training is about to begin or to go on."""
+        """Training is about to begin or to continue."""
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint must remember of the records."""
+        """The state of the records that a checkpoint must keep."""
         return {}
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
-        """Values of some steps, for the next summary."""
+        """Adds the values of some steps to the next summary."""
 
     def summarise(self, step: int, epoch: float, schedules: Mapping[str, float]) -> None:
-        """The means over the steps since the last summary, and where the schedules are."""
+        """Records the means over the steps since the last summary, and the current values of the schedules."""
 
     def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        """A record of its own."""
+        """Writes one record."""
 
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
-        """What depends on the machine."""
+        """Writes figures that depend on the machine."""
 
     def say(self, text: str) -> None:
-        """A line for whoever watches."""
+        """Prints a line for the user."""
 
     def warn(self, text: str) -> None:
-        """A line that something is not as usual."""
+        """Prints a warning."""
 
     def close(self, status: str) -> None:
-        """Training FINISHED or was KILLED."""
+        """Training has ended: FINISHED or KILLED."""
 
 
 class Tracker(SilentTracker):
-    """kept: what a checkpoint remembers of the records.
+    """kept: the state of the records in the checkpoint from which training continues.
 
-    Lines that were written after it go, as those steps are run again. The values of an interval that it cut are still
-    part of that interval's means.
+    Lines written after that checkpoint are removed, because those steps are run again. If the checkpoint fell inside an
+    interval between two summaries, the values before it still count in that interval's means.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Tracker(SilentTracker):
         self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
 
     def write(self) -> None:
-        """On a full disk records wait in memory for the next time."""
+        """If the disk is full, records wait in memory until the next call."""
         text = "".join(self.unwritten).encode()
         try:
             with self.run.records_file.open("r+b") as file:
-                file.truncate(self.size)  # what follows is of steps that were run again, or half a line
+                file.truncate(self.size)  # the rest is half a line, or from steps that are run again
                 file.seek(self.size)
                 file.write(text)
         except OSError as error:
@@ -132,11 +132,11 @@ class Tracker(SilentTracker):
         lines.warn(text)
 
     def close(self, status: str) -> None:
-        """Only a training that FINISHED has the time to wait until MLflow has received it all."""
+        """Only a run that FINISHED has the time to wait until MLflow has received everything."""
         self.progress.clear()
         if self.mirror is None or self.mirror.stdin is None:
             return
-        with contextlib.suppress(OSError):  # it may have given up
+        with contextlib.suppress(OSError):  # the mirror may have given up
             self.mirror.stdin.write(status)
             self.mirror.stdin.close()
         if status == "FINISHED":
@@ -145,20 +145,20 @@ class Tracker(SilentTracker):
 
 
 def start_mirror(run: Run) -> "subprocess.Popen[str]":
-    """It learns how training ended from what is written to it, or from the silence after a crash."""
+    """The mirror learns how training ended from its stdin: a status, or nothing after a crash."""
     ranks_own = ("WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER)
     environment = {key: value for key, value in os.environ.items() if key not in ranks_own}
     return subprocess.Popen(
         [sys.executable, "-m", "dicedist.mirror", str(run), "--follow"],
         stdin=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # signals to the ranks are not for it
+        start_new_session=True,  # signals to the ranks must not reach it
         env={**environment, "CUDA_VISIBLE_DEVICES": ""},
     )
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
-    """Of what every member has, the mean over them."""
+    """The means over members of the values that every member has."""
     found = {}
     for name in ("loss", "gradient_norm"):
         values = [value for key, value in means.items() if key.startswith("train/member_") and key.endswith(f"/{name}")]
@@ -168,7 +168,7 @@ def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def size_of(path: Path, lines: int) -> int:
-    """Bytes of the first lines of a file, which is made if need be."""
+    """Bytes of the first lines of a file, which is created if it is missing."""
     with path.open("a+b") as file:
         file.seek(0)
         return sum(map(len, itertools.islice(file, lines)))

@@ -1,4 +1,4 @@
-"""One command for all: it lists what there is, passes the rest on, and names the nearest of what there is not."""
+"""The one command `dicedist`: it lists its commands, passes arguments on, and names the nearest to a misspelt one."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def test_a_module_that_is_not_there_is_not_listed(monkeypatch):
 
 @pytest.mark.parametrize("name", cli.available())
 def test_every_command_shows_examples(name, capsys):
-    with contextlib.suppress(SystemExit):  # of argparse
+    with contextlib.suppress(SystemExit):  # argparse exits after --help
         import_module(f"dicedist.{name}").run(["--help"])
     shown = capsys.readouterr().out
     assert f"-m dicedist.{name} " in shown or f"launch/{name} " in shown
@@ -72,7 +72,7 @@ def test_console_script():
 
 @pytest.fixture
 def started(monkeypatch):
-    """`dicedist train ARGUMENTS` with some GPUs: ("here", its config), or (processes, their overrides)."""
+    """What `dicedist train ARGUMENTS` does with some GPUs: ("here", its config), or (processes, their overrides)."""
 
     def start_training(*arguments, gpus=0, **environment):
         told = []

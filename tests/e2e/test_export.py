@@ -1,4 +1,4 @@
-"""Exported files answer what the networks answer, at any batch size, and one that does not is never left behind."""
+"""Exported files give the answers of the networks at any batch size; a file that does not is never left behind."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ print(json.loads(extra["about"])["class_names"])
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Branches, of which the last is a student, and the others are compared by w."""
+    """A run with branches: the last is a student, and the discriminator w compares the others."""
     folder = tmp_path_factory.mktemp("runs")
     settings = ("method=okddip_dice", "structure=branch", "ensemble.size=3", "data.split=full", "tracking=none")
     train(folder, *settings, "max_steps=2")

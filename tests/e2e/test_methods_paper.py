@@ -66,7 +66,7 @@ def test_mistakes_are_one_line(arguments, message):
 
 
 class Trainings:
-    """Stands for the processes: each leaves what a finished run leaves, or ends with the code that it is told to."""
+    """Stands in for training processes: each leaves what a finished run leaves, or ends with the given exit code."""
 
     def __init__(self, codes):
         self.codes, self.commands = list(codes), []
@@ -102,7 +102,7 @@ def run_paper(monkeypatch, tmp_path, codes, *arguments):
 def test_runs_over_seeds_are_skipped_when_done_and_continued_when_not(monkeypatch, tmp_path, capsys):
     with pytest.raises(Stopped):
         run_paper(monkeypatch, tmp_path, [0, 75], "--seeds", "0,1,2")
-    assert "77.00" in capsys.readouterr().out  # what there is, also when stopped
+    assert "77.00" in capsys.readouterr().out  # existing results are printed even when stopped
     commands = run_paper(monkeypatch, tmp_path, [0, 0], "--seeds", "0,1,2", "--nproc", "2")
     assert [command[-2] for command in commands] == ["seed=1", "seed=2"]
     assert commands[0][1:5] == ["-m", "dicedist.launch", "--nproc_per_node=2", "-m"]
@@ -116,7 +116,7 @@ def test_runs_over_seeds_are_skipped_when_done_and_continued_when_not(monkeypatc
 
 def test_a_run_of_another_length_does_not_count(monkeypatch, tmp_path):
     run_paper(monkeypatch, tmp_path, [0], "--seeds", "0", "max_steps=3")
-    with pytest.raises(FileExistsError):  # it was started: the real one would continue in the folder
+    with pytest.raises(FileExistsError):  # it was started again; real training would continue in the folder
         run_paper(monkeypatch, tmp_path, [0], "--seeds", "0")
 
 

@@ -1,4 +1,4 @@
-"""MLflow gets what the run's folder holds: once, in order, however often training or the server went away."""
+"""MLflow gets what the run's folder holds: once, in order, however often training or the server is interrupted."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny"
 
 
 def a_run(directory, *overrides):
-    """A folder as training has it after its start."""
+    """The folder of a run that has just started."""
     directory.mkdir()
     Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
     (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
@@ -43,7 +43,7 @@ def received(client, directory, name="train/members/loss"):
 
 
 def follow(directory, last_word):
-    """Training that says how it ended, or nothing at all."""
+    """Mirrors a training that says how it ended, or says nothing at all."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True
     )
@@ -69,7 +69,7 @@ def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
     assert run.data.tags["mlflow.source.git.commit"] == "abc"
     assert "member 0" in run.data.tags["dicedist.placement"]
 
-    # It goes back to a checkpoint after step 2 and comes to the same step 3 again, then further.
+    # The run goes back to a checkpoint after step 2, repeats step 3 and continues.
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:2]))
     record(directory, range(3, 6))
@@ -135,7 +135,7 @@ def test_a_half_written_line_waits(store, tmp_path):
 
 
 class Server:
-    """A real `mlflow server` on loopback, which may be killed and started again on what it stored."""
+    """A real `mlflow server` on loopback, which can be killed and started again with its stored data."""
 
     def __init__(self, directory):
         self.directory, self.port = directory, free_port()
@@ -169,7 +169,7 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monk
     directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
     with pytest.raises(ValueError, match="MLflow did not answer; `python -m dicedist.mirror .*tiny` sends the rest"):
         command.run([str(directory)])
-    assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one a try
+    assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one per attempt
 
     server.start()
     try:

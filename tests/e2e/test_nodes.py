@@ -15,7 +15,7 @@ from tests.support.tiny import STEPS, TINY, asked_after, assert_same_run, assert
 
 
 def meet_on_rank(rank, overrides, versions):
-    """What a rank with its own config and version learns, or is told."""
+    """What a rank with its own config and version learns, or the error that it gets."""
     handshake.code_digest = lambda: versions[rank]
     try:
         config = compose_config([*TINY, *overrides[rank]])
@@ -54,7 +54,7 @@ def test_connections_of_a_launcher_have_a_limit_and_stay_open():
 
 
 def train_apart(rank, world_size, folder, *overrides, stop_at=None):
-    """Each rank in a folder of its own, as on nodes without a shared one."""
+    """Each rank trains in its own folder, as on nodes without a shared one."""
     own = folder / f"node-{rank}"
     stopped = train(own, *overrides, after_step=stop_at and asked_after(stop_at), rank=rank, world_size=world_size)
     return stopped, sorted(path.name for path in (own / "tiny" / "checkpoints").glob("*/*"))

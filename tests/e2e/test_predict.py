@@ -1,4 +1,4 @@
-"""Images of any kind are labelled as the ensemble labels their pixels; one that is none is a line, not the end."""
+"""Images of any kind get the label that the ensemble gives their pixels; a file that is no image gets an error line."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def ensemble(run):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Twelve test images as files, some in a folder below."""
+    """Twelve test images as files, some in a subfolder."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "more").mkdir()
     test = sources.load(compose_config(["data=shapes"]).data).test
@@ -147,7 +147,7 @@ def test_refusals(run, arguments, line, tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_as_typed(run, photos, tmp_path):
-    """Its reader leaves after the first line: no reason to complain."""
+    """The reader of its output leaves after the first line, which is no error."""
     command = [sys.executable, "-m", "dicedist", "predict", f"run={run}", *[str(photos)] * 200, "batch_size=6"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("path")

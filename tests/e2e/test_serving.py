@@ -1,4 +1,4 @@
-"""The model in MLflow answers what the evaluation measured: loaded without pickle, and over HTTP."""
+"""The model in MLflow gives the answers that evaluation measured: loaded without pickle, and over HTTP."""
 
 import json
 import os
@@ -28,7 +28,7 @@ NUM_IMAGES = 16
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """A tiny run in an sqlite store, its model registered; the run's folder and the store."""
+    """A tiny run in an sqlite store, with its model registered: the run's folder and the store."""
     directory = tmp_path_factory.mktemp("logged")
     uri = f"sqlite:///{directory}/mlflow.db"
     settings = [f"tracking.uri={uri}", "tracking.experiment=serving", "tracking.register=tiny", "max_steps=3"]
@@ -142,7 +142,7 @@ def test_answers_about_real_images_are_the_networks_own(logged, served, real_dat
 
 
 def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, monkeypatch, capsys):
-    """Whoever serves its latest version would suddenly have to send other images."""
+    """Otherwise users of the latest version would suddenly have to send other images."""
     directory, uri = logged
     monkeypatch.chdir(directory.parent)
     train.run([*TINY, f"run.dir={tmp_path}", "max_steps=1"])

@@ -1,6 +1,6 @@
-"""launch/slurm.sbatch with srun, scontrol and squeue that only write down what they are asked.
+"""launch/slurm.sbatch with fake srun, scontrol and squeue that only record their arguments.
 
-The same with Slurm's own daemons: `python -m tests.slurm`.
+The same with real Slurm daemons: `python -m tests.slurm`.
 """
 
 import os
@@ -33,7 +33,7 @@ def submit(tmp_path):
         stub.chmod(0o755)
 
     def submit(*overrides, code=0, state="RUNNING", **variables):
-        """As sbatch would run the script: its exit code, the words after srun, what scontrol was asked."""
+        """Runs the script as sbatch would: its exit code, the words after srun, and the requests to scontrol."""
         env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CODE": str(code), "STATE": state, **TASK}
         env |= variables
         done = subprocess.run(
@@ -86,13 +86,13 @@ def test_the_jobs_name_names_the_runs(submit):
 @pytest.mark.parametrize(
     ("code", "state", "requeued"),
     [
-        (75, "RUNNING", True),  # the warning, or preempted
-        (138, "RUNNING", True),  # the warning, before the ranks listened to it
-        (143, "RUNNING", True),  # the same, preempted
+        (75, "RUNNING", True),  # warned or preempted
+        (138, "RUNNING", True),  # warned before the ranks handled signals
+        (143, "RUNNING", True),  # preempted before the ranks handled signals
         (75, "COMPLETING", False),  # cancelled
         (0, "RUNNING", False),  # done
         (2, "RUNNING", False),  # refused
-        (1, "RUNNING", False),  # given up after restarts
+        (1, "RUNNING", False),  # gave up after restarts
     ],
 )
 def test_requeued_if_asked_to_stop(submit, code, state, requeued):

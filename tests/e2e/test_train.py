@@ -64,7 +64,7 @@ def train_to(rank, run_dir, step):
 
 
 def test_killed_then_asked_to_stop(tmp_path):
-    """By the launcher on three ranks: it restarts after a kill, returns 75 after SIGTERM, and no bit has changed."""
+    """The launcher of three ranks restarts them after a kill, returns 75 after SIGTERM, and no bit has changed."""
     run = Run(tmp_path, 3, "data.pipeline=torch")  # which starts quicker than DALI
     run.start()
     run.wait_for_records(2)
@@ -81,7 +81,7 @@ def test_killed_then_asked_to_stop(tmp_path):
     undisturbed = tmp_path / "undisturbed" / "tiny"
     assert_same_tensors(run.run, undisturbed, step)
     earlier = [[record for record in records_of(path) if record["step"] < step] for path in (run.run, undisturbed)]
-    assert earlier[0] == earlier[1]  # of its last step only a run that has come to its end has them all
+    assert earlier[0] == earlier[1]  # only a finished run has all records of its last step
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
@@ -137,7 +137,7 @@ LEAVER = """
 def test_threads_that_leave_together_leave_one_code(tmp_path):
     environment = {**os.environ, process.LAUNCHER: str(tmp_path), "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(LEAVER)], env=environment, timeout=120)
-    assert done.returncode == 0  # to the agent: nothing to restart
+    assert done.returncode == 0  # tells the agent that there is nothing to restart
     assert codes(str(tmp_path)) == [75]
 
 

@@ -1,4 +1,4 @@
-"""Every method on ranks equals one process, and what members share stays bitwise equal on all of them."""
+"""Every method on ranks equals one process, and the parts that members share stay bitwise equal on all ranks."""
 
 import functools
 
@@ -12,7 +12,7 @@ from tests.support.steps import CASES, STRONG, batch_at, build_step, configured,
 SIZE, BATCH = 3, 7
 
 
-MIXED = ("dice", "net", "network.per_member=[resnet8,wrn28_2,resnet8]")  # D differs
+MIXED = ("dice", "net", "network.per_member=[resnet8,wrn28_2,resnet8]")  # D differs between members
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def config_of(method, structure, *options):
 
 
 def train_on_rank(rank, world_size, cases, num_steps=2):
-    """On a rank: for each case its parts' weights, the last values, and what the last step sent and says it sends."""
+    """On a rank, per case: the weights of its parts, the last values, and the last step's bytes, sent and stated."""
     sent = []
     original = dist.batch_isend_irecv
 
@@ -56,8 +56,8 @@ WITH_W = [(method, structure) for method, structure in CASES if method in ("dice
 BRANCHES = [case for case in CASES if case[1] == "branch"]
 
 
-# Members on ranks (0, 0, 1); one each, w beside the last; one each, w alone. In double precision: the order of a sum
-# over ranks is another, and a ReLU can turn the last bit of a float32 into another gradient.
+# Members on ranks (0, 0, 1); one per rank, with the discriminator w beside the last; one per rank, with w alone. In
+# double precision: ranks add in another order, and a ReLU can turn the last bit of a float32 into another gradient.
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("world_size", "cases"), [(2, CASES), (3, BRANCHES), (4, [*WITH_W, MIXED])])
 def test_every_method_on_ranks_equals_one_process(alone, world_size, cases):
@@ -81,7 +81,7 @@ def test_every_method_on_ranks_equals_one_process(alone, world_size, cases):
 
 
 def digest_on_rank(rank, world_size, cases, num_steps):
-    """What members share, as bytes, after so many steps."""
+    """The parts that members share, as bytes, after `num_steps` steps."""
     digests = []
     for case in cases:
         step = build_step(config_of(*case), rank, world_size)

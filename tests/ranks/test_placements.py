@@ -1,4 +1,4 @@
-"""Every placement of a step over ranks equals one process; its messages are the stated ones."""
+"""Every placement of a step over ranks equals one process, and sends the stated messages."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.support.steps import LATE, B, batch_at, build_step, configured, weigh
 
 
 def train_on_rank(rank, world_size, overrides, num_steps):
-    """On a rank: some steps, then its parts' weights and the last values."""
+    """On a rank: the weights of its parts and the last values, after some steps."""
     step = build_step(configured(*overrides), rank, world_size)
     for n in range(num_steps):
         values = step(batch_at(n, size=B if n != 1 else 7)).values
@@ -62,7 +62,7 @@ def test_a_step_is_one_gather_and_one_scatter_of_the_stated_size():
     size, dims = 4, 64
     results = run_ranks(5, count_messages, 5, size)
     sent = [group for groups, _ in results for group in groups]
-    assert len(sent) == 5 * 2  # every rank takes part in each of the two once
+    assert len(sent) == 5 * 2  # every rank takes part once in the gather and once in the scatter
     features, gradients, checksums = 2 * size * B * dims * 4, size * B * dims * 4, size * 8
     assert sum(map(sum, sent)) == features + gradients + checksums
     assert results[0][1] == {"features": features, "gradients": gradients, "checksums": checksums}

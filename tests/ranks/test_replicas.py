@@ -13,7 +13,7 @@ from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
 
 SIZE, BATCH = 2, 9  # not a multiple of the replicas
-CASES = {  # by the number of ranks, with two replicas
+CASES = {  # number of ranks -> cases, with two replicas
     5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
     4: [("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch")],
     6: [("okddip", "net")],
@@ -36,7 +36,7 @@ def share_of(batch, step):
 
 
 def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
-    """On a rank: for each case its parts' weights and the last values."""
+    """On a rank, per case: the weights of its parts and the last values."""
     results = []
     for case in cases:
         step = build_step(config_of(*case, replicas, *options), rank, world_size)
@@ -63,7 +63,7 @@ def test_replicas_with_synchronised_batch_norm_equal_one_process(world_size, cas
                 torch.testing.assert_close(
                     tensor, expected[part][name], atol=1e-7, rtol=1e-6, msg=lambda m, w=where: f"{w}: {m}"
                 )
-        if "dice" in case:  # what w says is of all replicas' rows
+        if "dice" in case:  # the values of the discriminator w cover the rows of all replicas
             w_values = by_rank[-1][nth][1]
             assert w_values["redundancy"] == pytest.approx(expected_values["redundancy"], rel=1e-6)
 

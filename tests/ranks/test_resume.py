@@ -38,7 +38,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def begun(tmp_path, stopped):
-    """The folder of a copy of it."""
+    """The folder of a copy of the stopped run."""
     return shutil.copytree(stopped, tmp_path / "tiny")
 
 
@@ -86,7 +86,7 @@ def test_branches_and_half_precision_continue_exactly(tmp_path):
 
 
 def train_on_rank(rank, world_size, run_dir, asked_at, *overrides):
-    """Only rank 0 is asked to stop, and all ranks do."""
+    """Only rank 0 is asked to stop, but all ranks stop."""
     after_step = asked_after(asked_at) if rank == 0 else None
     return train(run_dir, *overrides, after_step=after_step, rank=rank, world_size=world_size)
 

@@ -1,4 +1,4 @@
-"""`python -m dicedist.bench` in small, with as many threads as torch would take: the tables, not the figures."""
+"""`python -m dicedist.bench` at a small size, with torch's default number of threads: the tables, not the figures."""
 
 import json
 import os

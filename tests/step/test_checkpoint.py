@@ -36,7 +36,7 @@ def save(run, step, *parts, keep=2):
 
 
 def rewrite(path, **changes):
-    """A manifest as someone else would make it: consistent with itself."""
+    """Changes a manifest as someone else might: its digest fits its contents."""
     manifest = json.loads(path.read_text()) | changes
     manifest.pop("sha256")
     path.write_text(json.dumps({**manifest, "sha256": checkpoint.digest_of(manifest)}))
@@ -170,7 +170,7 @@ def reference(tmp_path_factory):
 
 
 def wait_for_writer(trainer, done=None):
-    """So that every checkpoint is complete when the next one is due, on however slow a machine."""
+    """Makes every checkpoint complete before the next one is due, however slow the machine is."""
     trainer.saver.thread.submit(int).result()
 
 

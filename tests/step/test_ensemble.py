@@ -1,4 +1,4 @@
-"""The ensemble of a run answers what the evaluation of the run measured, for every kind of run, without its data."""
+"""A run's ensemble gives the answers that its evaluation measured, for every kind of run, without the data."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ FEW = 24  # test images
 KINDS = {
     "dice": [],
     "branch": ["structure=branch"],
-    "mixed": ["network.per_member=[resnet8,wrn28_2,resnet8]"],  # D differs
+    "mixed": ["network.per_member=[resnet8,wrn28_2,resnet8]"],  # D differs between members
     "unconditional": ["method=ibr"],
     "ind": ["method=ind"],
     "student": ["method=okddip_dice"],
@@ -45,7 +45,7 @@ def train_briefly(folder, *overrides):
 
 
 def evaluated(run, output, *arguments):
-    """The evaluation of a few images, and its scores of each of them, which it keeps as histograms only."""
+    """The evaluation of a few images, and the scores of each image, which evaluation keeps only as histograms."""
     scores, black = [], torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "load", load_few)
@@ -107,7 +107,7 @@ def test_answers_what_the_evaluation_measured(finished, images, monkeypatch):
 
 @pytest.mark.parametrize("finished", ["mixed", "student"], indirect=True)
 def test_some_members_and_the_other_average(finished, images, tmp_path):
-    """The temperature of what was not evaluated is fitted to the logits of what was."""
+    """If a selection was not evaluated, its temperature is fitted to the logits of what was."""
     chosen = [0, 2]
     own = evaluated(finished.run, tmp_path, f"members={chosen}", "average=probabilities")
     assert_as_evaluated(load_ensemble(Run.open(finished.run), chosen, "probabilities"), images, own)
@@ -159,7 +159,7 @@ def test_real_images(tmp_path, real_data):
 
 
 def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
-    """As they were once: the images tell, unless they have changed."""
+    """As in older checkpoints: the images give the normalisation, unless they have changed."""
     described = load_ensemble(Run.open(train_briefly(tmp_path)), tell=print).about
     about = Trainer.about
     monkeypatch.setattr(Trainer, "about", lambda self: {k: v for k, v in about(self).items() if k != "source"})

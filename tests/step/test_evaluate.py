@@ -1,4 +1,4 @@
-"""A run is measured whole, in part, from its logits, by one rank or several; what cannot be measured is one line."""
+"""A run is measured whole, in part, from its logits, by one rank or several; what cannot be measured gives one line."""
 
 import json
 import shutil
@@ -85,7 +85,7 @@ def test_one_member_has_no_diversity_and_says_so(finished, tmp_path, capsys):
 
 
 def evaluate_on_rank(rank, world_size, finished, output):
-    """ranks.run_ranks has made the group already: joining it again is left out."""
+    """`run_ranks` has already made the group, so joining it again is left out."""
     from contextlib import contextmanager
 
     from dicedist.cluster.world import World

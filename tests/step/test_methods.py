@@ -1,4 +1,4 @@
-"""Every method's loss and gradients equal the plain references; its messages and its refusals."""
+"""Every method's loss and gradients equal the plain references; also its messages and its refusals."""
 
 import copy
 
@@ -39,7 +39,7 @@ def test_every_method_is_listed_with_its_structures():
 
 
 def assert_equals_reference(config, size=11):
-    """At a step where w is trained, its memory filled, and every weight has moved."""
+    """At a step where the discriminator w is trained, its memory is filled, and every weight has moved."""
     step = build_step(config)
     step(batch_at(3, size=8))
     hosted, num_members = step.hosted, config.ensemble.size

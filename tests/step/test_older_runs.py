@@ -1,4 +1,4 @@
-"""A run that was made before the rooms were loads, is evaluated, reported and continued."""
+"""A run from before the code was divided into rooms can be loaded, evaluated, reported and continued."""
 
 import json
 import tarfile

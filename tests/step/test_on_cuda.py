@@ -1,4 +1,4 @@
-"""The step's forward on a CUDA device that is not there: fake tensors refuse to mix devices."""
+"""The forward pass of the step on a CUDA device that does not exist: fake tensors refuse to mix devices."""
 
 from types import SimpleNamespace
 
@@ -17,14 +17,14 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """Tensors without values on a device without driver; draws from its generators become plain draws."""
-    # autograd counts devices at its first use: were a fake one among them, tests could no longer fork ranks.
+    """Tensors without values on a device without a driver; draws from its generators become plain draws."""
+    # Autograd counts devices at its first use: with a fake one among them, tests could no longer fork ranks.
     torch.ones(1, requires_grad=True).sum().backward()
 
     def draws_from_none(function):
         return lambda *arguments, generator=None, **named: function(*arguments, **named)
 
-    networks = build.weightless(configured(3), 3)  # on the meta device, which a fake mode cannot mix with
+    networks = build.weightless(configured(3), 3)  # on the meta device, which cannot be mixed with a fake mode
     for module in (discriminator, step):
         monkeypatch.setattr(module, "generator", lambda device, *key: SimpleNamespace(device=device))
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)

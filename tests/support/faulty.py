@@ -1,7 +1,7 @@
-"""`dicedist.train` with a fault built in from outside: python -m tests.faulty FAULT RANK STEP key=value ...
+"""`dicedist.train` with an injected fault: python -m tests.support.faulty FAULT RANK STEP key=value ...
 
-raise: an exception; hang: a step without end; nan: a weight of a member; skip: another batch than the others.
-Only in the first attempt.
+raise: an exception; hang: a step without end; nan: a NaN in a member's weights; skip: another batch than other ranks.
+The fault occurs only in the first attempt.
 """
 
 import os

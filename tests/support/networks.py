@@ -1,4 +1,4 @@
-"""Networks small enough to keep a run of theirs as a file."""
+"""Networks small enough to keep a run with them as a file in the repository."""
 
 from torch import nn
 

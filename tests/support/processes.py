@@ -20,7 +20,7 @@ def on_rank(rank, function, arguments):
 
 
 def detached(value):
-    """Tensors as numpy arrays and back: a queue would send handles of memory that goes with its process."""
+    """Sends tensors as numpy arrays: a queue would send handles to memory that disappears with its process."""
     if isinstance(value, torch.Tensor):
         return Sent(value.numpy())
     if isinstance(value, dict):

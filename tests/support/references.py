@@ -1,7 +1,7 @@
 """Every method's loss, written out plainly from METHOD.md section 3: one process, one autograd graph, for tests only.
 
-A loss is a function of `told`: by member what it made of the batch (mean, scale, z, logits, pooled), with gradient.
-It gives named parts; a list has one value a member, a tensor is a joint part that every member reports.
+A loss is a function of `told`: per member, what it computed from the batch (mean, scale, z, logits, pooled), with
+gradients. It returns named parts: a list has one value per member, a tensor is a joint part that every member reports.
 """
 
 import math
@@ -33,7 +33,7 @@ class Ensemble:
         return told
 
     def parts(self, told, y, now, draws):
-        """Named parts of the loss by the names of the terms, and the redundancy that has no part of its own."""
+        """The named parts of the loss from all terms, and the redundancy, which is not a named part."""
         parts, redundancy = {}, 0.0
         for term, options in self.config.method.terms.items():
             if term == "redundancy":
@@ -43,7 +43,7 @@ class Ensemble:
         return parts, redundancy
 
     def gradients(self, x, y, now, noise, draws):
-        """Parts, redundancy, and d(total)/d(every parameter) by part of the ensemble."""
+        """The named parts, and d(total)/d(every parameter) by part of the ensemble."""
         told = self.encode(x, noise)
         parts, redundancy = self.parts(told, y, now, draws)
         total = sum(sum(part) if isinstance(part, list) else part for part in parts.values()) + redundancy
@@ -96,7 +96,7 @@ class Ensemble:
         return self.w.delta * now.ramp_up / (M - 1) * total
 
     def partners(self, told_i, i, y, n):
-        """Other inputs of the class: in the batch, then in the memory."""
+        """Other inputs of the class: first from the batch, then from the memory."""
         memory, label = self.w.memory, int(y[n])
         found = [(told_i.mean[k], told_i.scale[k]) for k in range(len(y)) if k != n and y[k] == label]
         kept = range(label * memory.capacity, label * memory.capacity + min(memory.capacity, memory.written_K[label]))
@@ -166,7 +166,7 @@ def dml(ensemble, told, y, now):
 
 
 def cl_ilr(ensemble, told, y, now, temperature):
-    """The trunk's gradient, divided by M at the branching point, is the whole trunk's divided by M."""
+    """Dividing the trunk's gradient by M at the branching point divides the gradients of the whole trunk by M."""
     teachers = [mean(t.logits for t in told if t is not own).detach() for own in told]
     losses = [kd(t.logits, teacher, temperature) for t, teacher in zip(told, teachers, strict=True)]
     return {"distillation": [now.ramp_up * loss for loss in losses]}
@@ -187,7 +187,7 @@ def one(ensemble, told, y, now, temperature):
 
 
 def okddip(ensemble, told, y, now, temperature):
-    """Joint; the student reports only its own share."""
+    """A joint part, of which the student reports only its own share."""
     q, k = ensemble.shared["query"], ensemble.shared["key"]
     peers, student = told[:-1], told[-1]
     among = 0.0

@@ -12,7 +12,7 @@ from dicedist.config import compose_config
 
 K, B, STEPS_PER_EPOCH = 10, 24, 4
 CPU = torch.device("cpu")
-# Late in training beta is small, the ramp-up over and the scale half annealed: every term counts.
+# Late in training beta is small, the ramp-up is over and the scale is half annealed, so every term counts.
 LATE = "schedules.scale=false", "schedules.ramp_up=1", "schedules.covariance=[0,2]", "bottleneck.log_beta=[[0,1]]"
 STRONG = (*LATE, "redundancy.delta=0.5", "redundancy.num_samples=2")
 BOTH = ("net", "branch")
@@ -46,5 +46,5 @@ def gradients_of(module):
 
 
 def weights_of(step):
-    """By part, copies."""
+    """Copies of the weights, by part."""
     return {part.name: {k: v.clone() for k, v in part.module.state_dict().items()} for part in step.hosted.parts}

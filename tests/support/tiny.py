@@ -1,4 +1,4 @@
-"""Tiny runs: trained in this process or by ranks, interrupted where a test wants it, and what they leave behind."""
+"""Tiny runs, trained in this process or by ranks and interrupted where a test needs it, and what they leave behind."""
 
 import json
 
@@ -37,7 +37,7 @@ def build(run_dir, *overrides, rank=0, world_size=1):
 
 
 def train(run_dir, *overrides, after_step=None, rank=0, world_size=1):
-    """To the end, or until the run is stopped (then True). after_step: called with the trainer and the steps done."""
+    """Trains to the end; True if the run was stopped. after_step is called with the trainer and the steps done."""
     signals._asked = False
     trainer = build(run_dir, *overrides, rank=rank, world_size=world_size)
     add = trainer.ledger.add

@@ -1,4 +1,4 @@
-"""The batched network of `bench batched` is the members, side by side."""
+"""The batched network of `bench batched` computes what its members compute, side by side."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What users may write, and the one line that they get for what they may not."""
+"""What users may write, and the one-line error that they get for what they may not."""
 
 import re
 

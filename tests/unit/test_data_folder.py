@@ -23,10 +23,10 @@ def originals(real_data, data_config):
 
 
 def save(image, path, kind):
-    """Saved in one of the ways in which images come."""
+    """Saves an image in one of the formats that occur in practice."""
     if kind == "16-bit.png":
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
-    elif kind == "rotated.jpg":  # a camera on its side: the file holds the picture turned, and says so
+    elif kind == "rotated.jpg":  # a camera held sideways: the file holds the picture rotated, and says so
         exif = Image.Exif()
         exif[0x0112] = 6
         return image.rotate(90, expand=True).save(path.with_suffix(".jpg"), exif=exif, quality=95)
@@ -41,7 +41,7 @@ KINDS += ["colour.bmp", "colour.webp"]
 
 @pytest.fixture
 def root(tmp_path, originals, fresh_home):
-    """train/ and test/, of images between 20 and 110 pixels wide and high."""
+    """A folder with train/ and test/, with images of 20 to 110 pixels in width and height."""
     rng = np.random.default_rng(0)
     for name, images in originals.items():
         for number, image in enumerate(images):
@@ -113,7 +113,7 @@ def test_decoded_once_and_again_when_a_file_changes(root, data_config, fresh_hom
     Image.new("RGB", (50, 50), "red").save(root / "train" / "apple" / "001.png")
     assert load(config).data_digest != first.data_digest
     assert len(list(fresh_home.glob("prepared/*/*/"))) == 1  # the outdated one is gone
-    assert first.train.images_NHWC.any()  # and yet whole for those who hold it
+    assert first.train.images_NHWC.any()  # but still complete for its current users
 
 
 def test_every_kind_keeps_its_colours(originals, tmp_path):

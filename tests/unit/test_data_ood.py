@@ -1,4 +1,4 @@
-"""Out-of-distribution sets: real ones by name, a user's by path, and what is said of those that are not there."""
+"""Out-of-distribution sets: real ones by name, a user's by path, and the messages about missing ones."""
 
 import numpy as np
 import pytest

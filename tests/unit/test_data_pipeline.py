@@ -124,7 +124,7 @@ def test_an_abandoned_epoch_leaves_nothing_behind(cifar, data_config, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("per_member", [False, True])
 def test_placements_agree(cifar, data_config, backend, per_member):
-    """Four members in one process, or one on each of four ranks, and the discriminator's rank."""
+    """Four members in one process agree with one member on each of four ranks, and with the discriminator's rank."""
     config = data_config("cifar100", per_member=per_member)
     together = list(loader(cifar, config, backend, members=range(4)).epoch(0))
     for member in range(4):

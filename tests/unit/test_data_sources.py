@@ -1,4 +1,4 @@
-"""Sources: the published files and nothing else, split fairly, one copy a node, never half of one."""
+"""Sources: only the published files, split fairly, with one copy per node that is never incomplete."""
 
 import contextlib
 import dataclasses
@@ -94,7 +94,7 @@ def test_labels_outside_the_classes():
 
 @pytest.fixture
 def little(tmp_path, monkeypatch, fresh_home):
-    """-> its folder's parent, elsewhere than home."""
+    """The folder that holds this CIFAR-100, elsewhere than home."""
     root = tmp_path / "little"
     folder = root / CIFAR100.base_folder
     folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def little(tmp_path, monkeypatch, fresh_home):
 
 @pytest.fixture
 def archive(little, tmp_path, monkeypatch):
-    """What the network answers with."""
+    """The archive that a download gets."""
     path = tmp_path / CIFAR100.filename
     with tarfile.open(path, "w:gz") as tar:
         tar.add(little / CIFAR100.base_folder, CIFAR100.base_folder)
@@ -224,7 +224,7 @@ def test_killed_while_preparing(config, fresh_home):
 
 
 def load_and_die(config):
-    prepared.json.dumps = lambda _: os._exit(1)  # when all but about.json is written
+    prepared.json.dumps = lambda _: os._exit(1)  # dies when all but about.json is written
     load(config)
 
 
@@ -235,7 +235,7 @@ def test_a_write_never_reaches_the_file(config):
 
 
 def together(number, target, *args):
-    """What so many processes, started at once, put into the queue that they are given, with a barrier to meet at."""
+    """Starts `number` processes at once, each with a queue and a barrier; returns what they put into the queue."""
     fork = multiprocessing.get_context("fork")
     queue, barrier = fork.Queue(), fork.Barrier(number)
     children = [fork.Process(target=target, args=(*args, queue, barrier), daemon=True) for _ in range(number)]
@@ -262,7 +262,7 @@ def test_one_of_many_processes_prepares(config):
 
 
 def share_of_images(config, queue, barrier):
-    """KiB of the mapped training images in this process's memory, and what it is charged for."""
+    """KiB of the mapped training images in this process's memory (RSS), and its proportional share of them (PSS)."""
     source = load(config)
     source.train.images_RHWC.view(-1)[::1024].sum()  # touches every page
     barrier.wait()
@@ -283,7 +283,7 @@ def test_processes_share_one_copy(real_data, data_config):
     load(config)
     whole = 50_000 * 3072 / 1024
     for rss, pss in together(5, share_of_images, config):
-        assert rss >= whole and pss <= 1.05 * whole / 5  # less where another test of this process still has it mapped
+        assert rss >= whole and pss <= 1.05 * whole / 5  # less if another test of this process has it mapped
 
 
 def test_waiting_is_said(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""What is said of a GPU without room, as told by a torch.cuda that only has numbers."""
+"""The messages about a GPU without enough memory, with a fake torch.cuda that only returns numbers."""
 
 import shutil
 from collections import namedtuple
@@ -15,7 +15,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs of 24 GiB; what is free on each can be set."""
+    """Two GPUs of 24 GiB; the free memory of each can be set."""
     free = [23 * GIB, 23 * GIB]
     fake = {
         "is_available": lambda: True,

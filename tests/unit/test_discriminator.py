@@ -1,4 +1,4 @@
-"""w equals the paper's literal network, in value and gradient; its estimate recovers known information."""
+"""The discriminator w equals the paper's literal network in value and gradient, and recovers known information."""
 
 import math
 from dataclasses import replace
@@ -76,7 +76,7 @@ def by_autograd(w, compared, targets, weights):
 
 
 def test_half_precision_is_close_and_its_answer_whole():
-    """As on a GPU with precision=bf16; here on the CPU, without blocks."""
+    """As on a GPU with precision=bf16; here on the CPU, without blockwise gradients."""
     torch.manual_seed(0)
     w = discriminator()
     means, labels = torch.randn(3, 16, 8), torch.randint(5, (16,))
@@ -172,7 +172,7 @@ def test_estimate_recovers_gaussian_information(dims, rho, num_steps):
 def test_estimate_reads_zero_for_independent_features():
     result = recovered(8, 0.0, 150)
     assert abs(result.nats_P[0]) < 0.02
-    assert result.accuracy == pytest.approx(0.8, abs=0.01)  # four product pairs for a joint one: the best guess
+    assert result.accuracy == pytest.approx(0.8, abs=0.01)  # the best guess, with four product pairs per joint pair
     for bin_ in result.calibration:
         if bin_["count"] > 1000:
             assert bin_["joint"] == pytest.approx(bin_["mean"], abs=0.05)

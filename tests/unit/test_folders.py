@@ -1,4 +1,4 @@
-"""A folder that cannot be written is refused in one line with the remedy, before anything that takes long."""
+"""A folder that cannot be written is refused in one line with the remedy, before any slow work starts."""
 
 import os
 
@@ -12,7 +12,7 @@ from tests.support.tiny import TINY
 
 @pytest.fixture
 def closed(tmp_path, monkeypatch):
-    """A folder that belongs to someone else: permissions alone would not stop root."""
+    """A folder that belongs to someone else. os.access is patched, because permissions would not stop root."""
     folder = tmp_path / "closed"
     folder.mkdir()
     allowed = os.access

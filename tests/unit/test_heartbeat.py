@@ -11,7 +11,7 @@ from dicedist.cluster.process import MessageFailed
 
 
 class Store(dict):
-    """As much of torch's store as a heartbeat needs."""
+    """The part of torch's store that a heartbeat needs."""
 
     def set(self, key, value):
         self[key] = value.encode()
@@ -25,7 +25,7 @@ class Store(dict):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A function that makes the heartbeat of rank 0 of 3, quick; and where it ends."""
+    """A function that makes a fast heartbeat of rank 0 of 3; returns it and the list of its ends."""
     monkeypatch.setattr(heartbeat, "BEAT", 0.02)
     monkeypatch.setattr(heartbeat, "MISSED", 0.4)
     beating, ends = [], []
@@ -41,7 +41,7 @@ def watched(monkeypatch):
 
 
 def beat(store, positions, seconds, sleep=time.sleep):
-    """The pulses of other ranks for some time."""
+    """Writes the pulses of other ranks for some seconds."""
     for count in range(round(seconds / 0.02)):
         for rank, position in positions.items():
             store.set(f"pulse/{rank}", f"{count} {position}")
@@ -70,7 +70,7 @@ def test_a_store_behind_a_cut_link_is_blamed_itself(watched):
 def test_who_is_blamed(watched, positions, blamed, monkeypatch):
     one, _ = watched()
     monkeypatch.setattr(heartbeat, "position", lambda thread: "waiting")
-    monkeypatch.setattr(time, "sleep", lambda seconds: beat(one.store, positions, seconds))  # while it waits
+    monkeypatch.setattr(time, "sleep", lambda seconds: beat(one.store, positions, seconds))  # they beat while it waits
     assert blamed in one.blame()
 
 

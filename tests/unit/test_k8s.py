@@ -1,6 +1,6 @@
 """The manifests of launch/k8s: against the published schemas where these are installed, and against each other.
 
-No cluster takes part: `pytest -m slow tests/test_k8s.py` runs the Job's command as two processes for pods.
+No cluster is needed: `pytest -m slow tests/unit/test_k8s.py` runs the Job's command in two processes instead of pods.
 """
 
 import os
@@ -30,7 +30,7 @@ def the(kind, name=None):
 
 
 def pods():
-    """Of the Job and of the TrainingRuntime: what a pod is, and what is done when it fails."""
+    """The pod and its failure policy, of the Job and of the TrainingRuntime."""
     (replicated,) = the("TrainingRuntime")["template"]["spec"]["replicatedJobs"]
     return [(job["template"]["spec"], job["podFailurePolicy"]) for job in (the("Job"), replicated["template"]["spec"])]
 
@@ -52,7 +52,7 @@ def test_kubernetes_own_schema(file, document):
 
 @pytest.mark.parametrize(("file", "document"), DOCUMENTS, ids=label)
 def test_kubeflow_models(file, document):
-    """These drop keys that they do not know: nothing may be missing afterwards."""
+    """The models drop keys that they do not know, so nothing may be missing afterwards."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
     group = {"v1": "IoK8sApiCoreV1", "batch/v1": "IoK8sApiBatchV1"}.get(document["apiVersion"], "TrainerV1alpha1")
     assert getattr(models, group + document["kind"]).from_dict(document).to_dict() == document
@@ -85,7 +85,7 @@ def test_exit_codes_mean_what_they_mean():
     _, policy = pods()[0]
     actions = {c: rule["action"] for rule in policy["rules"] for c in rule.get("onExitCodes", {}).get("values", [])}
     assert (actions[EXIT_USER], actions[EXIT_STOPPED]) == ("FailJob", "Ignore")
-    assert 0 not in actions and 1 not in actions  # done, and a fault, which backoffLimit counts
+    assert 0 not in actions and 1 not in actions  # 0: done; 1: a fault, which backoffLimit counts
 
 
 def parsed(command):
@@ -127,7 +127,7 @@ def test_command_of_the_trainjob(monkeypatch):
     command = [*container(pods()[1][0])["command"], *trainer["args"]]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-        command = [word.replace(f"$({name})", value) for word in command]  # Kubernetes does
+        command = [word.replace(f"$({name})", value) for word in command]  # as Kubernetes does
     options = parsed(command)
     assert (options.nnodes, options.nproc_per_node) == ("2", "4")
     assert options.rdzv_endpoint == "dicedist-net7-node-0-0.dicedist-net7:29400"
@@ -136,7 +136,7 @@ def test_command_of_the_trainjob(monkeypatch):
 
 @pytest.mark.slow
 def test_the_jobs_command_on_two_local_pods(tmp_path):
-    """With two ranks a pod for four, tiny settings, and the endpoint on loopback; equal to a run on one node."""
+    """With two ranks per pod instead of four, tiny settings and a loopback endpoint, it equals a run on one node."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     words = container(the("Job")["template"]["spec"])["command"]

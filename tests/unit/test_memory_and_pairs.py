@@ -20,7 +20,7 @@ def test_memory_keeps_the_last_inputs_of_each_class():
     memory = ClassMemory(M, D, K, C)
     seen = {label: [] for label in range(K)}
     for batch in range(12):
-        labels = torch.randint(K - 1, (17,), generator=generator)  # the last class never comes
+        labels = torch.randint(K - 1, (17,), generator=generator)  # the last class never occurs
         memory.write(tagged(labels, 17 * batch), tagged(labels, 17 * batch) + 0.5, labels)
         for n, label in enumerate(labels.tolist()):
             seen[label].append(17 * batch + n)
@@ -54,7 +54,7 @@ def test_partners(batches_before):
         assert (drawn[:, 0] == label).all()
         counts = {int(k): int(v) for k, v in zip(*drawn[:, 1].unique(return_counts=True), strict=True)}
         assert sorted(counts) == sorted(map(int, candidates))
-        for count in counts.values():  # uniform: six standard deviations
+        for count in counts.values():  # uniform within six standard deviations
             expected = 4000 / len(candidates)
             assert abs(count - expected) <= 6 * expected**0.5 + 1
 

@@ -12,7 +12,7 @@ from dicedist.metrics import accuracy, ece, fit_temperature, nll, reliability, s
 
 
 def random_logits(N=400, K=10, seed=0, scale=2.0):
-    """Labels are drawn from the softmax of the logits, which are then multiplied by `scale`: the best T is near it."""
+    """Labels are drawn from the softmax of the logits, which are then scaled: the best T is near `scale`."""
     generator = torch.Generator().manual_seed(seed)
     logits_NK = 1.5 * torch.randn(N, K, generator=generator, dtype=torch.float64)
     labels_N = torch.multinomial(logits_NK.softmax(dim=1), 1, generator=generator)[:, 0]
@@ -43,7 +43,7 @@ def literal_tace(log_p_NK, labels_N):
 
 
 def literal_split_half(logits_NK, labels_N, seed, folds):
-    """Accuracy and NLL, the temperature found by scipy."""
+    """Accuracy and NLL, with the temperature found by scipy."""
     generator = torch.Generator().manual_seed(seed)
     accuracies, nlls = [], []
     for _ in range(folds):
@@ -87,7 +87,7 @@ def test_ece_by_hand():
 
 def test_bins_are_open_below_and_closed_above():
     edges = torch.linspace(0, 1, 16, dtype=torch.float64)[8:]
-    edges = edges[edges.log().exp() == edges]  # those that survive the logarithm bit for bit
+    edges = edges[edges.log().exp() == edges]  # only those that exp(log(edge)) returns bit for bit
     assert len(edges) > 2
     for edge in edges.tolist():
         (bin_,) = (b for b in reliability(two_class_log_p(edge), torch.tensor([0])) if b["count"])
@@ -132,7 +132,7 @@ def test_tace_equals_a_literal_reading(N, K, scale):
 
 
 def test_tace_by_hand():
-    # Fifteen runs of one input for class 0; for class 1 the two below the threshold leave 13: one run.
+    # Class 0: fifteen runs of one input. Class 1: two inputs are below the threshold, the other 13 are one run.
     p_N = torch.cat([torch.linspace(0.2, 0.8, 13, dtype=torch.float64), torch.tensor([0.9995, 0.9999]).double()])
     log_p_NK = torch.stack((p_N, 1 - p_N), dim=1).log()
     labels_N = torch.zeros(15, dtype=torch.int64)

@@ -38,7 +38,7 @@ def test_three_members_by_hand():
     measures = diversity(predictions_MN, torch.tensor([0, 0]))
     assert measures["kohavi_wolpert"] == pytest.approx(1 * 2 / 9 / 2)
     assert measures["entropy"] == pytest.approx(1 / 2)  # M - ceil(M/2) = 1
-    assert measures["ratio_error"] == 0.0  # only the pair of the two that err together has shared errors
+    assert measures["ratio_error"] == 0.0  # only members 1 and 2, which err together, have a shared error
 
 
 def test_pairs_equal_deslib():

@@ -1,4 +1,4 @@
-"""What every measure owes its readers: invariance, JSON without NaN, clear refusals; and the layout of the results."""
+"""What every measure guarantees: invariance, JSON without NaN, clear refusals; and the layout of the results."""
 
 import json
 from itertools import combinations
@@ -24,7 +24,7 @@ def random_ensemble(M=4, N=200, K=5, seed=0):
 
 
 def leaves(nested):
-    """Path and value of every number in nested dicts and lists; a None has no value."""
+    """Path and value of every number in nested dicts and lists; None is left out."""
     if isinstance(nested, dict | list):
         items = nested.items() if isinstance(nested, dict) else enumerate(nested)
         return {(key, *path): value for key, child in items for path, value in leaves(child).items()}
@@ -113,7 +113,7 @@ def test_the_order_of_members_and_inputs_does_not_matter(seed, M, N, K, ties):
     original = measure(logits_MNK, labels_N)
     shuffled = measure(logits_MNK[members][:, inputs], labels_N[inputs])
     for result in (original, shuffled):
-        del result["ensemble_tempered"]  # the halves are chosen by the place of the inputs
+        del result["ensemble_tempered"]  # the halves are chosen by the position of the inputs
     shuffled_members = shuffled["members"]["per_member"]
     shuffled["members"]["per_member"] = [shuffled_members[i] for i in members.argsort().tolist()]
     assert leaves(shuffled) == pytest.approx(leaves(original), rel=1e-12, abs=1e-14)
@@ -124,7 +124,7 @@ def test_the_order_of_members_and_inputs_does_not_matter(seed, M, N, K, ties):
 def test_the_order_of_members_does_not_matter_after_temperature(seed, N):
     logits_MNK, labels_N = random_ensemble(3, N, 4, seed)
     original, shuffled = (measure(logits, labels_N)["ensemble_tempered"] for logits in (logits_MNK, logits_MNK.flip(0)))
-    assert shuffled == pytest.approx(original, rel=1e-7, abs=1e-12)  # the fit stops at 1e-10 of log T
+    assert shuffled == pytest.approx(original, rel=1e-7, abs=1e-12)  # the fit stops at a tolerance of 1e-10 in log T
 
 
 @settings(max_examples=25, deadline=None)

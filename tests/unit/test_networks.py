@@ -1,4 +1,4 @@
-"""Networks: the paper's parameter counts, the split into trunk and tail, and networks that are not ours."""
+"""Networks: the paper's parameter counts, the split into trunk and tail, and users' own networks."""
 
 import sys
 
@@ -50,7 +50,7 @@ def test_parameters_of_one_net(name, feature_dim, trunk_dim, parameters):
 
 
 def test_parameters_of_ensembles_are_the_papers():
-    """Millions, as the paper's table of parameters prints them."""
+    """In millions, as the paper's table of parameters prints them."""
     resnet32, resnet110 = build(config("resnet32")), build(config("resnet110"))
     branches = {2: 0.83, 3: 1.19, 4: 1.55, 5: 1.91, 6: 2.27, 7: 2.63, 8: 2.99, 10: 3.71}
     nets = {1: 0.47, 2: 0.95, 3: 1.42, 4: 1.89, 5: 2.36}
@@ -73,7 +73,7 @@ def test_features_and_gradients_in_channels_last(name):
 
 @pytest.mark.parametrize("name", ["resnet8", "wrn28_2"])
 def test_tails_leave_the_trunks_output_alone(name):
-    """Branches read one trunk output one after the other: an in-place ReLU at a tail's door would spoil it."""
+    """Branches read the same trunk output in turn: an in-place ReLU at the start of a tail would spoil it."""
     network = build(config(name))
     shared = network.trunk(torch.randn(2, 3, 32, 32)).detach()
     before = shared.clone()
@@ -160,7 +160,7 @@ def test_timm_missing(monkeypatch):
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The user's module, as a file that leaves a trace when it is imported."""
+    """A user's module: a file that leaves a trace when it is imported."""
     (tmp_path / "mine.py").write_text("""
 from pathlib import Path
 from torch import nn

@@ -1,4 +1,4 @@
-"""The wheel carries conf/, pins fit ranges, launch/install installs when it must, launch/docker passes on."""
+"""The wheel contains conf/, pins fit ranges, launch/install installs when it must, launch/docker passes settings on."""
 
 import os
 import re
@@ -24,7 +24,7 @@ SCRIPTS = [
     if path.is_file() and path.read_text().startswith("#!/usr/bin/env bash")
 ]
 
-# Stands for the interpreter outside and inside .venv; what it is asked is written to $ASKED.
+# Stands in for the interpreter outside and inside .venv; it writes its arguments to $ASKED.
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$ASKED"
 case "$*" in
@@ -82,7 +82,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def install(tmp_path: Path) -> Install:
-    """Runs launch/install of a checkout, from elsewhere, with the fake interpreter; variables switch its faults on."""
+    """Runs a checkout's launch/install from another folder with the fake interpreter; variables cause its faults."""
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
@@ -146,7 +146,7 @@ def test_unusable_python_is_one_clear_line(
 
 @pytest.fixture
 def docker(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
-    """Runs launch/docker of a copy with a docker that only records: the words of its build and of its run."""
+    """Runs a copy of launch/docker with a fake docker; returns the words of its build and of its run."""
     project, tools = tmp_path / "my project", tmp_path / "tools"
     (project / "launch").mkdir(parents=True)
     tools.mkdir()
@@ -200,7 +200,7 @@ def test_nothing_is_run_if_the_image_cannot_be_built(docker: Callable) -> None:
 
 
 def test_image_is_told_what_the_code_reads() -> None:
-    """The Dockerfile states names that other files define."""
+    """The Dockerfile repeats names that other files define."""
     text = (ROOT / "Dockerfile").read_text()
     assert f"{train.NPROC}=auto" in text and "DICEDIST_DATA=/data" in text
     assert 'ENTRYPOINT ["dicedist"]' in text and "dicedist" in PYPROJECT["project"]["scripts"]

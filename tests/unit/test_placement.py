@@ -1,4 +1,4 @@
-"""DESIGN's table of placements, without any process."""
+"""The table of placements in DESIGN, without any process."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_replicas_of_a_member_are_neighbours(ranks, size, needs_w, replicas, hos
 @pytest.mark.parametrize(
     ("node_of", "size", "hosts", "discriminator"),
     [
-        ((0, 0, 1, 1), 3, ((0,), (1,), (2,)), 3),  # two alike: the last
+        ((0, 0, 1, 1), 3, ((0,), (1,), (2,)), 3),  # of equal choices the last
         ((0, 0, 0, 1, 1), 4, ((0,), (1,), (3,), (4,)), 2),  # two messages leave a node, not three
         ((0, 1, 1, 1, 2), 5, ((0,), (1,), (2,), (3,), (4,)), 3),  # beside a member of the largest node
         ((0, 1, 1), 5, ((0,), (0,), (1,), (1,), (2,)), 2),

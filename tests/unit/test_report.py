@@ -140,7 +140,7 @@ def report(tmp_path: Path) -> Callable[..., str]:
 
 
 def parsed(text: str) -> list[ET.Element]:
-    """Every picture of the page, as XML that stands on its own."""
+    """Every picture of the page, parsed as stand-alone XML."""
     return [ET.fromstring(picture) for picture in PICTURE.findall(text)]
 
 
@@ -149,7 +149,7 @@ def section_of(text: str, anchor: str) -> str:
 
 
 def row_of(text: str, label: str) -> list[str]:
-    """The cells of the ensemble's row of the summary, without their markup."""
+    """The cells of the ensemble's row in the summary, without markup."""
     rows = re.findall(r"<tr>(.*?)</tr>", section_of(text, "summary").partition("<tbody>")[2])
     cells = next(row for row in rows if f"{label}</th>" in row).split("<td>")[1:]
     return [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in cells]

@@ -35,12 +35,12 @@ def test_bytes_that_leave_nodes_meet_at_the_link_of_w(config):
     times = Assumed(latency=1e-12)
     sent = 2 * 4 * 128 * 64 + 8
     one, other = (step_time(config, times, 4, nodes, 1.0).gather for nodes in (2, 5))
-    assert one == pytest.approx(2 * 8e-9 * sent, rel=1e-3)  # two of the four are elsewhere (3 + 2 ranks)
+    assert one == pytest.approx(2 * 8e-9 * sent, rel=1e-3)  # two of the four members are elsewhere (3 + 2 ranks)
     assert other == pytest.approx(4 * 8e-9 * sent, rel=1e-3)
 
 
 def test_loopback_agrees(config):
-    """But for what its own messages take, on a machine that may be busy."""
+    """Except for the time of its own messages, on a machine that may be busy."""
     measured = seconds_a_step(config, 3, Durations(**TIMES, learn=0.1), num_steps=5)
     expected = step_time(config, Assumed(forward=0.1, backward=0.2, gradient=0.04, learn=0.2), 3, 1, 10).step
     assert 0.95 * expected < measured < 1.5 * expected

@@ -1,4 +1,4 @@
-"""What the folder of a run holds, sent to MLflow line by line; `mirror.json` remembers how much was received."""
+"""Sends the contents of a run's folder to MLflow, line by line; `mirror.json` remembers how much was received."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ ENDINGS = ("FINISHED", "KILLED", "FAILED")
 
 @contextlib.contextmanager
 def only_one(run: Run, wait: bool) -> Iterator[None]:
-    """wait: a restarted training may come back before the mirror of its last attempt has ended."""
+    """Locks the run for one mirror. wait: a restarted run may begin before the mirror of its last attempt has ended."""
     with run.mirror_lock_file.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -46,11 +46,11 @@ def only_one(run: Run, wait: bool) -> Iterator[None]:
 
 class Mirror:
     def __init__(self, run: Run, config: Config):
-        # mlflow would try for minutes; here the next look at the records is the next try.
+        # By default mlflow retries for minutes; here the next look at the records is the retry.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine may do without git
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
         self.run, self.config = run, config
         self.uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self.shown = without_password(self.uri)
@@ -61,17 +61,17 @@ class Mirror:
 
     @functools.cached_property
     def client(self) -> Any:
-        """The first one makes the tables of a database in a file: of several trainings that start at once, one does."""
+        """The first client creates the tables of an sqlite file: of several runs that start at once, only one does."""
         from mlflow import MlflowClient
 
         with alone(folder_of(self.uri)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # alembic's, of tables that it makes anew
+            warnings.simplefilter("ignore")  # from alembic, about tables that it recreates
             client = MlflowClient(self.uri)
             client.search_experiments(max_results=1)
         return client
 
     def follow(self) -> None:
-        """Until training says how it ended, or is gone without a word."""
+        """Sends records until training says how it ended, or ends without a word."""
         ended = threading.Event()
         last_word = ["FAILED"]
 
@@ -87,7 +87,7 @@ class Mirror:
         self.keep(status=last_word[0])
 
     def finish(self) -> bool:
-        """Everything that is left; whether it was received."""
+        """Sends everything that is left; returns whether it was received."""
         silent_since = time.monotonic()
         tasks: list[Callable[[], None]] = [self.begin, self.send_records]
         if self.state["status"] == "FINISHED":
@@ -101,7 +101,7 @@ class Mirror:
         return True
 
     def attempt(self, task: Callable[[], None]) -> bool:
-        """Whether there is nothing left of it to do: a server that does not answer may come back, told of once."""
+        """Returns False if the task must be tried again because the server did not answer; warns once per problem."""
         name = task.__name__
         if name in self.state.get("completed", []):
             return True
@@ -118,21 +118,21 @@ class Mirror:
         return True
 
     def tell(self, what: str, error: Exception) -> None:
-        """Once: the same may happen every other second for days."""
+        """Warns only once: the same may happen every other second for days."""
         if what not in self.told:
             reason = " ".join(str(error).split())[:200]
             warn(f"MLflow at {self.shown} {what}, records wait in {self.run}: {reason}")
             self.told.add(what)
 
     def begin(self) -> None:
-        """Make the run, or open the one that was made before."""
+        """Creates the run in MLflow, or reopens the one that was created before."""
         if self.state["run_id"] is not None:
             self.client.update_run(self.state["run_id"], status="RUNNING")
             self.client.log_batch(self.state["run_id"], tags=self.tags())
             return
         name = self.config.tracking.experiment
         experiment = self.client.get_experiment_by_name(name)
-        # Without the tag MLflow's pages take it for an experiment with language models.
+        # Without this tag MLflow's pages treat it as an experiment with language models.
         kind = {"mlflow.experimentKind": "custom_model_development"}
         if experiment is None:
             number = self.client.create_experiment(name, files_of(self.uri, name), tags=kind)
@@ -167,7 +167,7 @@ class Mirror:
         for path in (self.run.records_file, self.run.system_file):
             received = self.state["received"].get(path.name, 0)
             lines = whole_lines(path)[received:]
-            # Records before a checkpoint that a run went back to come again, the same as before: those are skipped.
+            # A run that went back to a checkpoint writes the same lines again: those already received are skipped.
             for some in chunks(lines, 20):
                 metrics = [metric for line in some for metric in as_metrics(json.loads(line))]
                 for batch in chunks(metrics, MOST_METRICS):
@@ -194,7 +194,7 @@ class Mirror:
         self.complete("send_files")
 
     def send_model(self) -> None:
-        """The ensemble as one model, which runs no pickle, and is registered if it is given a name."""
+        """Logs the ensemble as one model without pickle, and registers it if tracking.register gives a name."""
         import mlflow
 
         mlflow.set_tracking_uri(self.uri)
@@ -212,7 +212,7 @@ class Mirror:
         self.complete("send_model")
 
     def taken(self, name: str, signature: Any) -> str | None:
-        """The last version of that model, if it takes or answers something else."""
+        """The last version of that model, if its inputs or outputs differ."""
         import mlflow
 
         versions = self.client.search_model_versions(f"name = '{name}'")
@@ -235,20 +235,20 @@ class Mirror:
 
 
 def folder_of(uri: str) -> Path | None:
-    """Of a database in a file; None: a server has it."""
+    """The folder of an sqlite file; None if a server holds the database."""
     scheme, _, path = uri.partition(":///")
     return Path(path).resolve().parent if scheme == "sqlite" else None
 
 
 def files_of(uri: str, experiment: str) -> str | None:
-    """Beside a database in a file: MLflow takes the folder that training was started in. None: as the server says."""
+    """Artifacts go beside an sqlite file; MLflow would use the working directory. None: the server decides."""
     folder = folder_of(uri)
     return (folder / "mlruns" / experiment).as_uri() if folder else None
 
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Of all processes that come here with the same folder, one at a time."""
+    """Only one process at a time gets past this with the same folder."""
     if folder is None:
         yield
         return
@@ -261,7 +261,7 @@ def alone(folder: Path | None) -> Iterator[None]:
 
 
 def without_password(uri: str) -> str:
-    """For messages and files."""
+    """The URI as shown in messages and files."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 

@@ -1,4 +1,4 @@
-"""A run's ensemble as a model of MLflow: a pt2 file, its signature, and the code that serves it."""
+"""A run's ensemble as an MLflow model: a pt2 file, its signature, and the code that serves it."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ SERVING = Path(__file__).with_name("serving.py")
 
 
 def packed(run: Run, images: str | None, path: Path) -> dict[str, Any]:
-    """Of a run's last checkpoint, what MLflow needs of a model: its file, what it takes and answers, what it needs."""
+    """What MLflow needs to log the ensemble of a run's last checkpoint: its file, inputs, outputs and requirements."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
