@@ -27,7 +27,8 @@ OUTPUT = Path(__file__).with_name("rooms.svg")
 LEFT, TOP, ROW, WIDTH, HEIGHT = 20, 20, 46, 660, 34
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1b1f24; } .holds { font-size: 11.5px; fill: #57606a; }
-rect { fill: #f3f5f8; stroke: #c4cad2; } path { fill: none; stroke: #3b6fb6; stroke-opacity: .45; } .name { font-weight: 600; }
+rect { fill: #f3f5f8; stroke: #c4cad2; } path { fill: none; stroke: #3b6fb6; stroke-opacity: .45; }
+.name { font-weight: 600; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6e9ee; } .holds { fill: #a2abb6; } rect { fill: #22272e; stroke: #444c56; } path { stroke: #7aa7e6; } }
 """

@@ -141,6 +141,6 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
         )
     if branch and config.data.per_member:
         raise ValueError(
-            "data.per_member=true gives the trunk other images on each rank, so its batch norms would part: "
+            "data.per_member=true gives the trunk other images on each rank, so its batch norms would diverge: "
             "write structure=net, or use one process"
         )

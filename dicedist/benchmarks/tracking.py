@@ -53,7 +53,7 @@ def record(run: Run, config: Config, world: World) -> float:
     pace, values = Pace(config.batch_size, 0), {f"member_0/value_{n}": [1.0] for n in range(VALUES - 1)}
     started = time.perf_counter()
     for number in range(1, INTERVALS + 1):
-        tracker.add(json.loads(json.dumps({**values, "train/member_0/loss": [1.0]})))
+        tracker.add(json.loads(json.dumps({**values, "member_0/loss": [1.0]})))
         tracker.summarise(number, 0.0, {})
         tracker.log_system(number, pace.figures(number) | node_figures(world))
     return (time.perf_counter() - started) / INTERVALS

@@ -49,7 +49,7 @@ def exchange_cards(own: Card, timeout: float) -> list[Card]:
         try:
             cards.append(json.loads(store.get(f"card/{rank}")))
         except RuntimeError as error:
-            raise RuntimeError(f"rank {rank} did not come within {timeout:.0f} s") from error
+            raise RuntimeError(f"rank {rank} did not join within {timeout:.0f} s") from error
     return cards
 
 

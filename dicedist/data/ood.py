@@ -16,9 +16,9 @@ from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
 
-from dicedist.data.cifar import FOLDERS, prepare_cifar
-from dicedist.data.folder import Fit, crop, decode_file, find_images, shrink_and_crop
 from dicedist.data.prepared import home
+from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
+from dicedist.data.sets.folder import Fit, crop, decode_file, find_images, shrink_and_crop
 from dicedist.data.sources import Source
 
 log = logging.getLogger(__name__)

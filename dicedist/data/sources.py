@@ -4,10 +4,8 @@ Legend: R images that the files hold, N images of a split, H rows, W columns, C 
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +13,8 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.data import shapes
-from dicedist.data.cifar import prepare_cifar
-from dicedist.data.folder import prepare_folder
-from dicedist.data.prepared import NewArray, Prepared, home, prepare
+from dicedist.data.prepared import Prepared, home
+from dicedist.data.sets import SETS
 
 
 @dataclass(frozen=True)
@@ -62,9 +58,9 @@ class Source:
 def load(config: DataConfig, labels_only: bool = False) -> Source:
     """Every process of a node may call this at once; the first prepares the images, which can take minutes."""
     root = Path(config.root).expanduser() if config.root else home()
-    if config.name not in SOURCES:
-        raise ValueError(f"data.name={config.name}: write one of {', '.join(SOURCES)}")
-    prepared = SOURCES[config.name](config, root)
+    if config.name not in SETS:
+        raise ValueError(f"data.name={config.name}: write one of {', '.join(SETS)}")
+    prepared = SETS[config.name](config, root)
     about = prepared.about
     whole = whole_split(prepared, "train", labels_only)
     train_rows, val_rows = holdout(whole.labels_N, config)
@@ -80,24 +76,6 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         test=whole_split(prepared, "test", labels_only),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
     )
-
-
-def prepare_published(config: DataConfig, root: Path) -> Prepared:
-    return prepare_cifar(config.name, root, config.download)
-
-
-def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
-    """The package draws these itself: they depend neither on the config nor on a folder."""
-
-    def build(new_array: NewArray) -> dict[str, Any]:
-        for split in ("train", "test"):
-            images_NHWC, labels_N = shapes.generate(split)
-            new_array(f"{split}_images", images_NHWC.shape, np.uint8)[:] = images_NHWC
-            new_array(f"{split}_labels", labels_N.shape, np.int64)[:] = labels_N
-        return {"class_names": shapes.CLASS_NAMES, "mean": shapes.MEAN, "std": shapes.STD}
-
-    code = Path(shapes.__file__)
-    return prepare("shapes", code.parent, [code], build)
 
 
 def whole_split(prepared: Prepared, name: str, labels_only: bool) -> Split:
@@ -128,7 +106,7 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
         held_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
         if not held_N.any():
             raise ValueError(
-                f"data.val_fraction={config.val_fraction} of at most {counts_K.max()} images a class holds none out: "
+                f"data.val_fraction={config.val_fraction} of at most {counts_K.max()} images per class holds out none: "
                 "write a larger one, or data.split=full"
             )
     train_rows, val_rows = (~held_N).nonzero().flatten(), held_N.nonzero().flatten()
@@ -146,12 +124,3 @@ def place_in_class(labels_N: Tensor) -> Tensor:
     place_N = torch.empty_like(labels_N)
     place_N[order_N] = torch.arange(len(labels_N)) - first_K[labels_N[order_N]]
     return place_N
-
-
-# A new data set needs an entry here, its own file, and a YAML in conf/data/.
-SOURCES: dict[str, Callable[[DataConfig, Path], Prepared]] = {
-    "cifar10": prepare_published,
-    "cifar100": prepare_published,
-    "folder": prepare_folder,
-    "shapes": prepare_shapes,
-}

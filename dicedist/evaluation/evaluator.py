@@ -94,14 +94,16 @@ class Evaluator:
         }
         for name, readings in outside.items():
             assert readings is not None
-            result["ood"][name] = self.detect(test, readings, average, result["ensemble_tempered"]["temperature"])
+            result["ood"][name] = self.detect(
+                test, readings, average, result["ensemble_tempered"]["temperature"] or 1.0
+            )
         if self.student in self.members:
             result["student"] = result["members"]["per_member"][self.members.index(self.student)]
         results.directory.mkdir(parents=True, exist_ok=True)
         save_logits(
             results, test.logits_NK, labels_N, {name: r.logits_NK for name, r in outside.items() if r is not None}
         )
-        save_gallery(results, test.logits_NK, self.source.test)
+        save_gallery(results, test.logits_NK, self.source.test, average)
         results.write_result(result)
         return result
 
@@ -211,7 +213,7 @@ def save_logits(results: Results, logits_MNK: Tensor, labels_N: Tensor, outside:
     save_file({name: value.contiguous() for name, value in tensors.items()}, results.logits_file)
 
 
-def save_gallery(results: Results, logits_MNK: Tensor, split: Split) -> None:
+def save_gallery(results: Results, logits_MNK: Tensor, split: Split, average: str) -> None:
     """Saves the inputs on which members disagree most, by the spread of their probabilities around their mean."""
     p_MNK = logits_MNK.softmax(2)
     disagreement_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
@@ -221,6 +223,6 @@ def save_gallery(results: Results, logits_MNK: Tensor, split: Split) -> None:
         "labels": split.labels_N[chosen],
         "predictions": logits_MNK[:, chosen].argmax(2),
         "confidences": p_MNK[:, chosen].amax(2),
-        "ensemble": logits_MNK[:, chosen].mean(0).argmax(1),
+        "ensemble": metrics.ensemble_logits(logits_MNK[:, chosen], average).argmax(1),
     }
     save_file({name: value.contiguous() for name, value in tensors.items()}, results.gallery_file)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
-from dicedist.data.folder import decode_file, find_images
+from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.evaluation.ensemble import Ensemble
 
 COLUMNS = ("confidence", "disagreement", "ood_score")

@@ -10,7 +10,7 @@ from dicedist.reporting.markup import Section, ensembles, figure, grid, remark
 from dicedist.reporting.records import Group, Point, pool
 
 LOSS = Course("train/discriminator/loss", "Loss of w", "binary cross-entropy, training, nats")
-ACCURACY = Course("train/discriminator/accuracy", "Accuracy of w", "pairs told rightly, training, %", 100)
+ACCURACY = Course("train/discriminator/accuracy", "Accuracy of w", "pairs told apart rightly, training, %", 100)
 
 
 def section(groups: Sequence[Group]) -> Section | None:

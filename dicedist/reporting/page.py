@@ -83,7 +83,7 @@ def runs_section(groups: Sequence[Group]) -> Section:
         "runs",
         "Runs",
         "The folders that this page was made from, and what they do not tell.",
-        table("One row a run", f"<tr>{head}</tr>", [("", rows)], 7),
+        table("One row per run", f"<tr>{head}</tr>", [("", rows)], 7),
     )
 
 

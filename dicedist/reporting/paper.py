@@ -62,8 +62,8 @@ def accuracy(config: Config) -> Pooled | None:
         ):
             figures = [figure for figure in read_cell(candidate).figures if figure.table == data]
             if figures and figures[0].value:
-                deviation = float(figures[0].deviation or 0) / 100
-                return Pooled(float(figures[0].value) / 100, deviation, RUNS)
+                deviation = figures[0].deviation
+                return Pooled(float(figures[0].value) / 100, float(deviation) / 100 if deviation else None, RUNS)
     return None
 
 

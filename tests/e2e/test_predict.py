@@ -15,7 +15,7 @@ from PIL import Image
 from dicedist import predict
 from dicedist.config import compose_config
 from dicedist.data import sources
-from dicedist.data.folder import decode_file
+from dicedist.data.sets.folder import decode_file
 from dicedist.evaluation import prediction
 from dicedist.evaluation.ensemble import load_ensemble
 from dicedist.runs.run import Run

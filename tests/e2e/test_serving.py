@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torchvision.datasets import CIFAR10
 
 from dicedist import train
-from dicedist.data import shapes
+from dicedist.data.sets import shapes
 from dicedist.evaluation.ensemble import load_ensemble
 from dicedist.runs.run import Run
 from tests.support.servers import free_port, mirror_of

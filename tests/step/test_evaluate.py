@@ -144,7 +144,7 @@ def test_folders_and_files_that_are_none(finished, tmp_path):
 
 
 def own_test_set(folder):
-    from dicedist.data.shapes import generate
+    from dicedist.data.sets.shapes import generate
 
     images, labels = generate("test")
     np.savez(folder / "same.npz", images=images, labels=labels)

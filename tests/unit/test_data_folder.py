@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dicedist.data.folder import decode_file
 from dicedist.data.pipeline import Loader
+from dicedist.data.sets.folder import decode_file
 from dicedist.data.sources import load
 
 CLASSES = ["apple", "bear", "chair"]
@@ -108,7 +108,7 @@ def test_decoded_once_and_again_when_a_file_changes(root, data_config, fresh_hom
     first = load(config)
     assert first.train.images_RHWC.shape[1:] == (48, 48, 3)
     with monkeypatch.context() as patch:
-        patch.setattr("dicedist.data.folder.decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr("dicedist.data.sets.folder.decode", lambda *_: pytest.fail("decoded again"))
         assert load(config).data_digest == first.data_digest
     Image.new("RGB", (50, 50), "red").save(root / "train" / "apple" / "001.png")
     assert load(config).data_digest != first.data_digest

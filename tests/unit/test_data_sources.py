@@ -20,7 +20,8 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from dicedist.data import cifar, prepared, shapes
+from dicedist.data import prepared
+from dicedist.data.sets import cifar, shapes
 from dicedist.data.sources import holdout, load, whole_split
 
 
@@ -77,7 +78,7 @@ def test_holdout_leaves_every_class_in_training(data_config):
     labels = torch.tensor([0, 1, 1, 1, 1, 1, 2, 2])
     train, val = holdout(labels, data_config("folder", val_fraction=0.9))
     assert labels[train].bincount().tolist() == [1, 1, 1] and len(val) == 5
-    with pytest.raises(ValueError, match="holds none out: write a larger one, or data.split=full"):
+    with pytest.raises(ValueError, match="holds out none: write a larger one, or data.split=full"):
         holdout(labels, data_config("folder", val_fraction=0.05))
 
 

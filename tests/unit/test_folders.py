@@ -5,8 +5,8 @@ import os
 import pytest
 
 from dicedist import train
-from dicedist.data import cifar
 from dicedist.data.prepared import refuse_unwritable
+from dicedist.data.sets import cifar
 from tests.support.tiny import TINY
 
 

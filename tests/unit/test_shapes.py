@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dicedist.data import shapes
+from dicedist.data.sets import shapes
 
 
 @pytest.fixture(scope="module")

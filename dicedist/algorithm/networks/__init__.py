@@ -1,24 +1,19 @@
 """Networks by name. Each defines where its trunk ends and where its D features are read."""
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from dicedist.algorithm.networks.foreign import from_target, from_timm, from_torchvision
 from dicedist.algorithm.networks.network import Network
-from dicedist.algorithm.networks.resnet import resnet
-from dicedist.algorithm.networks.wide_resnet import wide_resnet
 from dicedist.config.schema import NetworkConfig
 
 __all__ = ["Network", "build", "build_member"]
 
-NETWORKS: dict[str, Callable[[], Network]] = {
-    "resnet8": partial(resnet, blocks=1),
-    "resnet20": partial(resnet, blocks=3),
-    "resnet32": partial(resnet, blocks=5),
-    "resnet110": partial(resnet, blocks=18, bottleneck=True),
-    "wrn28_2": partial(wide_resnet, blocks=4, widen=2),
-}
+NETWORKS: dict[str, Callable[[], Network]] = {}  # gathered from the modules of this folder that define some
+for _module in pkgutil.iter_modules(__path__):
+    NETWORKS |= getattr(importlib.import_module(f"{__name__}.{_module.name}"), "NETWORKS", {})
 FOREIGN: dict[str, Callable[[str], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
 
 

@@ -38,7 +38,7 @@ def from_torchvision(name: str) -> Network:
     dense = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not dense:
         raise ValueError(
-            f"torchvision/{name} does not end in a dense layer: wrap it in a class, name it by network._target_"
+            f"torchvision/{name} does not end in a dense layer: wrap it in a class and name that by network._target_"
         )
     feature_dim = model.get_submodule(dense[-1]).in_features
     model.set_submodule(dense[-1], nn.Identity())

@@ -1,5 +1,7 @@
 """ResNets for 32x32 images (He et al., 2016): a 3x3 stem, then stages of 16, 32 and 64 planes."""
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,3 +67,11 @@ def _bottleneck(inputs: int, planes: int, stride: int) -> nn.Sequential:
         conv(planes, 4 * planes, 1),
         nn.BatchNorm2d(4 * planes),
     )
+
+
+NETWORKS = {
+    "resnet8": partial(resnet, blocks=1),
+    "resnet20": partial(resnet, blocks=3),
+    "resnet32": partial(resnet, blocks=5),
+    "resnet110": partial(resnet, blocks=18, bottleneck=True),
+}

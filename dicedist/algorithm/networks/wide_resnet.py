@@ -1,5 +1,7 @@
 """Wide ResNets for 32x32 images (Zagoruyko and Komodakis, 2016): pre-activation blocks, widened stages."""
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from dicedist.algorithm.networks.network import Network, conv
@@ -42,3 +44,6 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential
 
 def _activation(channels: int) -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
+
+
+NETWORKS = {"wrn28_2": partial(wide_resnet, blocks=4, widen=2)}

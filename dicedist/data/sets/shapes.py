@@ -11,10 +11,15 @@ image, so that a flip does not change the class.
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
+
+from dicedist.config.schema import DataConfig
+from dicedist.data.prepared import NewArray, Prepared, prepare
 
 Array = NDArray[np.floating]  # float32 at run time
 Shape = Callable[[Array, Array], Array]
@@ -226,3 +231,20 @@ def _length(u: Array, v: Array) -> Array:
 
 def _uniform(rng: Generator, shape: tuple[int, ...], low: float, high: float) -> Array:
     return low + (high - low) * rng.random(shape, dtype=np.float32)
+
+
+def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
+    """The package draws these itself: they depend neither on the config nor on a folder."""
+
+    def build(new_array: NewArray) -> dict[str, Any]:
+        for split in ("train", "test"):
+            images_NHWC, labels_N = generate(split)
+            new_array(f"{split}_images", images_NHWC.shape, np.uint8)[:] = images_NHWC
+            new_array(f"{split}_labels", labels_N.shape, np.int64)[:] = labels_N
+        return {"class_names": CLASS_NAMES, "mean": MEAN, "std": STD}
+
+    code = Path(__file__)
+    return prepare("shapes", code.parent, [code], build)
+
+
+SETS = {"shapes": prepare_shapes}

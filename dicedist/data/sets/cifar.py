@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import NewArray, Prepared, one_process, prepare, refuse_unwritable
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
         return {"class_names": dataset.classes, "mean": MEAN[name], "std": STD[name]}
 
     return prepare(name, root, files, build)
+
+
+def prepare_published(config: DataConfig, root: Path) -> Prepared:
+    return prepare_cifar(config.name, root, config.download)
 
 
 def torchvisions(name: str) -> type["CIFAR10"]:
@@ -91,3 +96,6 @@ def patience(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+SETS = {"cifar10": prepare_published, "cifar100": prepare_published}

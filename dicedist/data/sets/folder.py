@@ -179,3 +179,6 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
         if not counts.all():
             empty = about["class_names"][int(counts.argmin())]
             raise ValueError(f"{split}/{empty}: none of its images can be decoded")
+
+
+SETS = {"folder": prepare_folder}
