@@ -27,16 +27,25 @@ def run(arguments: Sequence[str]) -> None:
     # Not above: torch takes seconds, which help and refusals need not.
     from dicedist.evaluation.saved import evaluate_logits, evaluate_run
     from dicedist.evaluation.tables import show
+    from dicedist.reporting.page import write_report
     from dicedist.runs.run import Run
+    from dicedist.tracking.mirroring import refresh
 
     tune_malloc()
-    if request.run is not None:
-        result = evaluate_run(Run.open(request.run), request)
-    else:
+    if request.run is None:
         assert request.logits is not None
-        result = evaluate_logits(Path(request.logits), request)
-    if result is not None:
-        print(show(result))
+        results, result = evaluate_logits(Path(request.logits), request)
+        print(f"{show(result)}\n\ndone: {results.result_file}")
+        return
+    measured = Run.open(request.run)
+    where, found = evaluate_run(measured, request)
+    if found is None:
+        return  # another rank reports
+    print(show(found))
+    if where is measured:
+        write_report([measured], measured.report_file)
+        refresh(measured)
+    print(f"\ndone: {where.report_file if where is measured else where.result_file}")
 
 
 if __name__ == "__main__":

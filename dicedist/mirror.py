@@ -1,11 +1,14 @@
 """Send a run's records to MLflow: training starts this beside itself, and by hand it sends what a server missed.
 
-Example:
-    python -m dicedist.mirror runs/NAME
+Examples:
+    python -m dicedist.mirror runs/NAME                                     to $MLFLOW_TRACKING_URI, or ./mlflow.db
+    python -m dicedist.mirror runs/NAME tracking.uri=http://HOST:5000       to another server
+    python -m dicedist.mirror runs/NAME network.trusted=true                may import the run's own network
 
-A process of its own that only reads the run's folder: a slow or dead server costs training nothing, lines wait on the
-disk until they are received, and a training that was killed is still marked as failed. How much was received is
-kept in mirror.json, so a run that resumes continues the same MLflow run and sends no line twice.
+It only reads the run's folder, and brings MLflow to what the folder says, whenever it is run: a slow or dead server
+costs training nothing, and a training that was killed is marked as failed. How much was received is kept in
+mirror.json, so a run that resumes continues the same MLflow run and sends no line twice. The exit code is 0 if MLflow
+has received everything.
 """
 
 import os
@@ -14,27 +17,39 @@ from collections.abc import Sequence
 
 from dicedist.cluster.process import command
 
+SETTINGS = ("tracking.uri", "network.trusted")
+
 
 def run(arguments: Sequence[str]) -> None:
-    names = [argument for argument in arguments if not argument.startswith("-")]
-    if "--help" in arguments or "-h" in arguments or len(names) != 1:
+    if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
+    words = [word for word in arguments if not word.startswith("-")]
+    settings = dict(word.split("=", 1) for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS)))
+    names = [word for word in words if word.partition("=")[0] not in settings]
+    if len(names) != 1:
+        raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
     from dicedist.runs.run import Run  # not above: torch takes seconds, which help and refusals need not
     from dicedist.tracking.mlflow.mirror import Mirror, only_one
+    from dicedist.tracking.mlflow.store import chosen_store, refuse_another_store
 
     sent, follow = Run.open(names[0]), "--follow" in arguments
+    uri = chosen_store(settings.get("tracking.uri"))
     if follow:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # it ends after training does
         os.nice(10)
+    elif "tracking.uri" not in settings:
+        refuse_another_store(sent, uri)
+    config = sent.config()
+    config.network.trusted = settings.get("network.trusted") == "true"
     with only_one(sent, wait=follow):
-        mirror = Mirror(sent, sent.config())
+        mirror = Mirror(sent, config, uri)
         if follow:
             mirror.follow()
         received = mirror.finish()
     if not received:
-        raise ValueError(f"MLflow did not answer; `python -m dicedist.mirror {sent}` sends the rest")
+        raise ValueError(f"MLflow has not received all of {sent}; `python -m dicedist.mirror {sent}` sends the rest")
 
 
 if __name__ == "__main__":

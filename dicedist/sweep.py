@@ -16,16 +16,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 from dicedist.cluster.process import command
+from dicedist.config.literal import split_values
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
 from dicedist.reporting.page import write_report
 from dicedist.runs.jobs import Job, num_devices, ranks_for
 from dicedist.runs.queue import Queue
 
+RANGE = re.compile(r"range\((-?\d+(?:,-?\d+){0,2})\)")
 UNFIT = re.compile(r"[^\w.+-]+")  # for the name of a folder
 
 
@@ -69,15 +68,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> tuple[list[str], list[Job]]:
     """The keys with several values, and a job for each combination of them, named by it."""
-    parser = OverridesParser.create()
     choices: dict[str, list[str]] = {}
     for override in overrides:
-        try:
-            parsed = parser.parse_override(override)
-        except HydraException as error:
-            raise ValueError(f"{override}: write key=value or key=value,value") from error
-        key, _, value = override.partition("=")
-        choices[key] = list(map(str, parsed.sweep_string_iterator())) if parsed.is_sweep_override() else [value]
+        key, given, text = override.partition("=")
+        if not (key and given):
+            raise ValueError(f"{override}: write key=value or key=value,value")
+        numbers = RANGE.fullmatch(text)
+        choices[key] = [*map(str, range(*map(int, numbers[1].split(","))))] if numbers else split_values(text)
     swept = [key for key, values in choices.items() if len(values) > 1]
     common = (f"run.dir={directory}", f"tracking.experiment={experiment}")
     jobs = []

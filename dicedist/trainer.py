@@ -16,11 +16,12 @@ from dicedist.cluster.assembly import assemble
 from dicedist.cluster.devices import refuse_compile
 from dicedist.cluster.handshake import shake_hands
 from dicedist.cluster.placement import REPORTER, Placement, place
-from dicedist.cluster.process import EndedElsewhere, this_rank, tune_malloc, world_size
+from dicedist.cluster.process import EndedElsewhere, Unsent, this_rank, tune_malloc, world_size
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config, flatten
 from dicedist.console.lines import warn
 from dicedist.data import sources
+from dicedist.data.ood import refuse_unreadable
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
 from dicedist.data.prepared import refuse_unwritable
@@ -28,6 +29,7 @@ from dicedist.evaluation.evaluator import BATCH, Evaluator
 from dicedist.evaluation.readings import read
 from dicedist.evaluation.redundancy import load_discriminator
 from dicedist.evaluation.tables import show
+from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
 from dicedist.runs.lock import run_lock
 from dicedist.runs.run import Run
@@ -49,6 +51,7 @@ def train(config: Config) -> None:
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
+        refuse_unreadable(config.ood.sets)
         place(world_size(), size, needs_w, replicas)
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
     placement = place(world_size(), size, needs_w, replicas, node_of)
@@ -57,7 +60,11 @@ def train(config: Config) -> None:
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout, placement.parts) as world:
         with run_lock(run) if world.reports else contextlib.nullcontext():
-            Trainer(config, method, placement, source, world).train_and_evaluate()
+            arrived = Trainer(config, method, placement, source, world).train_and_evaluate()
+    if not arrived:
+        raise Unsent(
+            f"{run} is complete, but MLflow has not received all of it; `python -m dicedist.mirror {run}` sends it"
+        )
 
 
 class Trainer:
@@ -89,9 +96,7 @@ class Trainer:
         self.asked: Callable[[], int] = lambda: False  # whether any rank was asked to stop before the last step
         records = self.continue_run()
         self.tracker = (
-            Tracker(self.run, self.total_steps, self.done, records, config.tracking)
-            if world.reports
-            else SilentTracker()
+            Tracker(self.run, self.total_steps, self.done, records, config) if world.reports else SilentTracker()
         )
         self.pace = Pace(config.batch_size, self.done)
         self.saver = Saver(
@@ -145,16 +150,18 @@ class Trainer:
         leading = {m: part for m, part in self.hosted.members.items() if self.placement.host_of[m] == self.world.rank}
         return replace(self.hosted, members=leading)
 
-    def train_and_evaluate(self) -> None:
+    def train_and_evaluate(self) -> bool:
+        """Returns False on the reporter if the run is complete but its results did not reach MLflow."""
         left = self.total_steps - self.done
         result = self.run.result() if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
-            return
+            return True
+        self.run.stopped_file.unlink(missing_ok=True)
         self.tracker.open()
         if left > 0:
-            self.run.result_file.unlink(missing_ok=True)  # it is about fewer steps
+            self.run.set_results_aside()
             announce(self.config, self.world, self.hosted, self.exchange, len(self.source.train), left, self.tracker)
             self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         try:
@@ -162,9 +169,12 @@ class Trainer:
             self.loader.close()
             self.evaluate()
         except signals.Stopped:
-            self.tracker.close("KILLED")
+            self.run.stopped_file.touch()
+            self.tracker.close(finished=False)
             raise
-        self.tracker.close("FINISHED")
+        arrived = self.tracker.close(finished=True)
+        self.tracker.say(f"done: {self.run.report_file}")
+        return arrived
 
     def train(self) -> None:
         """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
@@ -235,6 +245,7 @@ class Trainer:
     def about(self) -> dict[str, Any]:
         """What a checkpoint must say beside its parts."""
         return {
+            "total_steps": self.total_steps,
             "records": self.tracker.kept(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
@@ -260,7 +271,9 @@ class Trainer:
         split = self.source.val
         readings = None
         with contextlib.suppress(signals.Stopped), signals.interruptible():
-            readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device)
+            progress = self.tracker.stage(len(split), "validation images")
+            readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
+            progress.clear()
         self.stopping = bool(self.control.agree(readings is None))
         if readings is None or self.stopping:
             return
@@ -293,12 +306,15 @@ class Trainer:
             self.source,
             w,
             feature_dims(config, len(members)),
+            self.done,
             self.method.student(len(members)),
+            stage=self.tracker.stage,
         )
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
-            result = evaluator.evaluate(config.evaluate, config.ood, config.data.root, self.run)
-        if result is not None:
-            self.tracker.say(show(result))
+            findings = evaluator.evaluate(config.evaluate, config.ood, config.data.root)
+            if findings is not None:
+                self.tracker.say(show(findings.save(self.run)))
+                write_report([self.run], self.run.report_file)
 
 
 def refuse_empty_shares(num_images: int, batch_size: int, replicas: int) -> None:

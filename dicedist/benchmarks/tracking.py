@@ -37,7 +37,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
         run.save_config(config)
         own = record(run, config, world)
         uri = config.tracking.uri or f"sqlite:///{folder}/mlflow.db"
-        mirror = Mirror(run, replace(config, tracking=replace(config.tracking, uri=uri)))
+        mirror = Mirror(run, config, uri)
         mirror.begin()
         sent = seconds(mirror.send_records) / INTERVALS
     return [
@@ -48,7 +48,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
 
 def record(run: Run, config: Config, world: World) -> float:
     """Seconds per interval that the reporting rank spends on records."""
-    tracker = Tracker(run, 10**9, 0, None, replace(config.tracking, to="none"))
+    tracker = Tracker(run, 10**9, 0, None, replace(config, tracking=replace(config.tracking, to="none")))
     tracker.progress.stream = Path("/dev/null").open("w")  # noqa: SIM115  closed with the process
     pace, values = Pace(config.batch_size, 0), {f"member_0/value_{n}": [1.0] for n in range(VALUES - 1)}
     started = time.perf_counter()

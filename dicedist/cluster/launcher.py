@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, LAUNCHER
+from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
@@ -128,7 +128,7 @@ def codes(folder: str) -> list[int]:
 
 
 def worst(codes: Sequence[int]) -> int:
-    return next((code for code in (EXIT_FAULT, EXIT_USER, EXIT_STOPPED) if code in codes), 0)
+    return next((code for code in (EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT) if code in codes), 0)
 
 
 def ending(code: int) -> str:

@@ -1,7 +1,7 @@
 """A process of dicedist: which rank it is, and how it ends. An error is reported once, in one line, by one rank.
 
 Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
-not fix, 75 stopped on request (the same command continues the run).
+not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow.
 
 torch is not imported here: help and refusals do not need it.
 """
@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 
 from dicedist.cluster import signals
 
-EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 1, 2, 75
+EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, 75, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -28,6 +28,10 @@ _leaving = threading.Lock()
 
 class EndedElsewhere(Exception):
     """Another rank reports the reason; this one only ends."""
+
+
+class Unsent(Exception):
+    """The run is complete, but not all of it reached MLflow."""
 
 
 class MessageFailed(RuntimeError):
@@ -93,6 +97,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "", EXIT_USER
     if isinstance(error, ValueError | OSError):
         return one_line(error), EXIT_USER
+    if isinstance(error, Unsent):
+        return one_line(error), EXIT_UNSENT
     if too_small := out_of_memory(error):
         return f"{own_prefix()}{too_small}", EXIT_USER
     if isinstance(error, signals.Stopped):
@@ -160,6 +166,6 @@ def exit_process(code: int) -> NoReturn:
             stream.flush()
     if LAUNCHER in os.environ:
         (Path(os.environ[LAUNCHER]) / os.environ["LOCAL_RANK"]).write_text(str(code))
-        if code in (EXIT_USER, EXIT_STOPPED):
+        if code in (EXIT_USER, EXIT_STOPPED, EXIT_UNSENT):
             code = 0  # torchrun's agent takes any other code for a fault, and restarts
     os._exit(code)

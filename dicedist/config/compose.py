@@ -14,11 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dicedist.config.checks import check, check_limits
+from dicedist.config.literal import literal, parsed
 from dicedist.config.schema import Config, Scope
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGED = PACKAGE / "conf"  # in a wheel; a checkout has it beside the package
 CONF = PACKAGED if PACKAGED.exists() else PACKAGE.parent / "conf"
+OOD_SETS = "ood.sets"
 T = TypeVar("T")
 # A network may be called torchvision/resnet18, a folder may not.
 OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), replace=True)
@@ -42,11 +44,20 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
     for override in overrides:
         if override.startswith(("+", "~")) or "=" not in override:
             raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
+    whole = [override for override in overrides if override.startswith(f"{OOD_SETS}=")]
+    overrides = [literal(override) for override in overrides if override not in whole]
     try:
         # A user's own OOD sets are new keys, which Hydra adds only when forced.
-        values = composed(name, [f"++{o}" if o.startswith("ood.sets") else o for o in overrides])
+        values = composed(name, [f"++{o}" if o.startswith(OOD_SETS) else o for o in overrides])
     except HydraException as error:
         raise ValueError(explain(error, name, overrides)) from error
+    if whole:  # Hydra would merge it with the sets of the data, which then could not be left out
+        named = parsed(whole[-1].partition("=")[2])
+        if not isinstance(named, dict):
+            raise ValueError(f"{whole[-1]}: write {OOD_SETS}={{name: FOLDER_OR_NPZ}}, or {OOD_SETS}={{}} for none")
+        single = [override.partition("=")[0].removeprefix(f"{OOD_SETS}.") for override in overrides]
+        kept = {key: value for key, value in values.ood.sets.items() if key in single}
+        OmegaConf.update(values, OOD_SETS, {**named, **kept}, merge=False, force_add=True)
     return typed(values, schema)
 
 

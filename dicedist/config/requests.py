@@ -26,13 +26,15 @@ class EvaluateRequest:
         "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
     )
     members: list[int] | None = key("some of them: [0, 2]")
-    average: str = key("logits | probabilities", choices=AVERAGES)
-    folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
+    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
+    folds: int | None = key(
+        "random halves of the test set on which temperatures are fitted; null: as the run evaluates", above=0
+    )
     estimator: str = key(
-        "of the redundancy in nats: own: the run's discriminator | fresh: a new one, the same for every run",
+        "of the redundancy in nats: own: the run's discriminator | fresh: also a new one, the same for every run",
         choices=("own", "fresh"),
     )
-    output: str | None = key("where to write; null: into the run")
+    output: str | None = key("a folder; null: the run's own, or for anything but the whole run a folder beside it")
     ood: OodConfig = key("further sets, name: folder or .npz")
     network: Trust = key("of the run")
     data: DataRoot = key("of the run")

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from dicedist.console.lines import duration, put
@@ -10,7 +11,24 @@ WIDTH = 24  # characters of the bar
 REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
 
 
-class Progress:
+class SilentProgress:
+    """For whoever must not speak."""
+
+    def show(self, done: int, figures: str = "", always: bool = False) -> None:
+        """always: even if the last line is recent. figures: more to say, behind the time that is left."""
+
+    def clear(self) -> None:
+        """Whoever prints a line of its own calls this first."""
+
+
+Stage = Callable[[int, str], SilentProgress]  # of a total and a noun: how far one piece of long work has come
+
+
+def silent(total: int, noun: str) -> SilentProgress:
+    return SilentProgress()
+
+
+class Progress(SilentProgress):
     """Of `total` things, each called `noun`; `first` of them were done before."""
 
     def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None):
@@ -20,7 +38,6 @@ class Progress:
         self.started = self.shown_at = time.monotonic()
 
     def show(self, done: int, figures: str = "", always: bool = False) -> None:
-        """always: even if the last line is recent. figures: more to say, behind the time that is left."""
         now = time.monotonic()
         if not always and now - self.shown_at < (REDRAWN if self.terminal else TOLD):
             return
@@ -32,6 +49,5 @@ class Progress:
         put(self.stream, f"\r\x1b[2K{text}" if self.terminal else f"{text}\n")
 
     def clear(self) -> None:
-        """Whoever prints a line of its own calls this first."""
         if self.terminal:
             put(self.stream, "\r\x1b[2K")

@@ -24,6 +24,7 @@ from dicedist.data.sources import Source
 log = logging.getLogger(__name__)
 
 SVHN_FILE, SVHN_MD5 = "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"
+ARRAYS = (".npz", ".npy", ".mat")
 USUAL = {  # where the published files and ODIN's archives put the images
     "svhn": SVHN_FILE,
     "tinyimagenet_crop": "Imagenet/test",
@@ -60,6 +61,20 @@ def load_ood(
     return found, missing
 
 
+def refuse_unreadable(sets: Mapping[str, str | None]) -> None:
+    """Whatever the user names must be there and readable, which is asked before work begins."""
+    for name, given in sets.items():
+        path = Path(given).expanduser() if given else None
+        if path is None or path.is_dir():
+            continue
+        if not path.exists():
+            raise ValueError(f"ood.sets.{name}={given}: there is no such file or folder")
+        if path.suffix not in ARRAYS:
+            raise ValueError(f"ood.sets.{name}={given}: write a folder of images, or a file {' or '.join(ARRAYS)}")
+        if path.suffix != ".mat":
+            read_array(path)
+
+
 def look_up(name: str, root: Path) -> Path | None:
     places = [root / "ood" / f"{name}.npz", root / "ood" / name]
     if name in USUAL:
@@ -83,7 +98,7 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     elif path.suffix == ".mat":
         images_NHWC = read_svhn(path)
     else:
-        images_NHWC = read_npz(path)
+        images_NHWC = read_array(path)
     if images_NHWC.shape[1:3] == (size, size):
         return images_NHWC
     return np.stack([np.asarray(fit(Image.fromarray(image), size)) for image in images_NHWC])
@@ -99,12 +114,13 @@ def read_folder(folder: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
     return np.stack(images)
 
 
-def read_npz(path: Path) -> NDArray[np.uint8]:
+def read_array(path: Path) -> NDArray[np.uint8]:
+    """A .npy, or the array `images` of an .npz."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            images_NHWC = file["images"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: not an .npz with an array `images` ({error})") from error
+        loaded = np.load(path, allow_pickle=False)
+        images_NHWC = loaded if isinstance(loaded, np.ndarray) else loaded["images"]
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: not an .npz with an array `images`, nor a .npy") from error
     if images_NHWC.dtype != np.uint8 or images_NHWC.ndim != 4 or images_NHWC.shape[3] != 3 or not images_NHWC.size:
         raise ValueError(f"{path}: images are {images_NHWC.dtype} {images_NHWC.shape}, write uint8 [N, H, W, 3]")
     return images_NHWC

@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dicedist import metrics
@@ -18,11 +17,12 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster.control import Control
 from dicedist.config.schema import EvaluateConfig, OodConfig, RedundancyConfig
+from dicedist.console.progress import Stage, silent
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Source, Split
+from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import Readings, read
 from dicedist.evaluation.redundancy import estimate, fit
-from dicedist.runs.run import Results
 
 BATCH = 500
 GALLERY = 24
@@ -41,12 +41,16 @@ class Evaluator:
     source: Source
     discriminator: Discriminator | None  # w, needed on the reporter only; knows all members except a student
     feature_dims: Sequence[int]
+    step: int  # after which the members are evaluated
     student: int | None = None  # the member that the method trains to be used alone
     estimator: RedundancyConfig | None = None  # measure redundancy by a new w with these settings, not by the run's
+    stage: Stage = silent  # shows how far the reading of a split has come
 
-    def collect(self, split: Split) -> Readings | None:
+    def collect(self, split: Split, noun: str) -> Readings | None:
         """All members' logits [M, N, K], means and scales [M, N, D] for a split, on the reporter."""
-        own = read(self.hosted, split, self.source, BATCH, self.device)
+        progress = self.stage(len(split), noun)
+        own = read(self.hosted, split, self.source, BATCH, self.device, progress)
+        progress.clear()
         places = {member: place for place, member in enumerate(self.members)}
         columns = []
         for name, widths in (
@@ -67,23 +71,23 @@ class Evaluator:
             return None
         return Readings(logits_MNK, means_MND, scales_MND)
 
-    def evaluate(
-        self, config: EvaluateConfig, ood: OodConfig, data_root: str | None, results: Results
-    ) -> dict[str, Any] | None:
-        """Measures test set, redundancy of held-out features and OOD sets; also writes the results into the folder."""
+    def evaluate(self, config: EvaluateConfig, ood: OodConfig, data_root: str | None) -> Findings | None:
+        """Measures the test set, the redundancy of held-out features and the OOD sets."""
         average = config.average
-        test = self.collect(self.source.test)
-        held_out = self.source.val if len(self.source.val) else self.source.test
-        redundancy = self.redundancy_by_new_w() if self.estimator else self.redundancy(held_out)
         images, missing = load_ood(ood.sets, self.source, data_root)
+        test = self.collect(self.source.test, "test images")
+        held_out = self.source.val if len(self.source.val) else self.source.test
+        redundancy = self.redundancy(held_out)
+        fresh = self.redundancy_by_new_w() if self.estimator else None
         outside = {
-            name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)), f"images of {name}")
             for name, pixels in images.items()
         }
         if test is None:
             return None
         labels_N = self.source.test.labels_N
         result: dict[str, Any] = {
+            "step": self.step,
             "member_ids": list(self.members),
             "average": average,
             "class_names": self.source.class_names,
@@ -92,20 +96,17 @@ class Evaluator:
             "ood": {},
             "ood_missing": missing,
         }
+        if fresh is not None:
+            result["redundancy_fresh"] = fresh
+        temperature = result["ensemble_tempered"]["temperature"] or 1.0
+        tensors = {"logits": test.logits_NK, "labels": labels_N}
         for name, readings in outside.items():
             assert readings is not None
-            result["ood"][name] = self.detect(
-                test, readings, average, result["ensemble_tempered"]["temperature"] or 1.0
-            )
+            result["ood"][name] = self.detect(test, readings, average, temperature)
+            tensors[f"ood.{name}"] = readings.logits_NK
         if self.student in self.members:
             result["student"] = result["members"]["per_member"][self.members.index(self.student)]
-        results.directory.mkdir(parents=True, exist_ok=True)
-        save_logits(
-            results, test.logits_NK, labels_N, {name: r.logits_NK for name, r in outside.items() if r is not None}
-        )
-        save_gallery(results, test.logits_NK, self.source.test, average)
-        results.write_result(result)
-        return result
+        return Findings(result, tensors, gallery(test.logits_NK, self.source.test, average))
 
     @property
     def compared(self) -> list[int]:
@@ -130,7 +131,7 @@ class Evaluator:
         """Redundancy in nats by the run's own w, on features that it was not trained on, and the calibration of w."""
         if len(self.compared) < 2 or not self.control.agree(self.discriminator is not None):
             return None
-        features = self.collect(held_out)
+        features = self.collect(held_out, "held-out images")
         if features is None or self.discriminator is None:
             return None
         slots = Features(self.slots(features.means_ND), self.slots(features.scales_ND))
@@ -139,7 +140,8 @@ class Evaluator:
 
     def redundancy_by_new_w(self) -> dict[str, Any] | None:
         """Redundancy by a new w, trained on training and read on test features: the same estimator for every run."""
-        train, test = self.collect(self.source.train), self.collect(self.source.test)
+        train = self.collect(self.source.train, "training images, for the estimator")
+        test = self.collect(self.source.test, "test images, for the estimator")
         if train is None or test is None or self.estimator is None or len(self.members) < 2:
             return None
         features, labels_N = Features(train.means_ND, train.scales_ND), self.source.train.labels_N
@@ -208,21 +210,15 @@ def histogram(scores_N: Tensor) -> list[float]:
     return (torch.histc(scores_N.float(), HISTOGRAM, 0, 1) / len(scores_N)).tolist()
 
 
-def save_logits(results: Results, logits_MNK: Tensor, labels_N: Tensor, outside: dict[str, Tensor]) -> None:
-    tensors = {"logits": logits_MNK, "labels": labels_N, **{f"ood.{name}": value for name, value in outside.items()}}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, results.logits_file)
-
-
-def save_gallery(results: Results, logits_MNK: Tensor, split: Split, average: str) -> None:
-    """Saves the inputs on which members disagree most, by the spread of their probabilities around their mean."""
+def gallery(logits_MNK: Tensor, split: Split, average: str) -> dict[str, Tensor]:
+    """The inputs on which members disagree most, by the spread of their probabilities around their mean."""
     p_MNK = logits_MNK.softmax(2)
     disagreement_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
     chosen = disagreement_N.topk(min(GALLERY, len(disagreement_N))).indices
-    tensors = {
+    return {
         "images": split.take(chosen),
         "labels": split.labels_N[chosen],
         "predictions": logits_MNK[:, chosen].argmax(2),
         "confidences": p_MNK[:, chosen].amax(2),
         "ensemble": metrics.ensemble_logits(logits_MNK[:, chosen], average).argmax(1),
     }
-    save_file({name: value.contiguous() for name, value in tensors.items()}, results.gallery_file)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dicedist.algorithm.parts import Hosted
+from dicedist.console.progress import SilentProgress
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
 
@@ -24,12 +25,20 @@ class Readings:
 
 
 @torch.inference_mode()
-def read(hosted: Hosted, split: Split, source: Source, batch_size: int, device: torch.device) -> dict[int, Readings]:
+def read(
+    hosted: Hosted,
+    split: Split,
+    source: Source,
+    batch_size: int,
+    device: torch.device,
+    progress: SilentProgress | None = None,
+) -> dict[int, Readings]:
     """Runs every hosted member on the whole split, with batch norm in evaluation mode and without compiled code."""
     rows: Mapping[int, list[tuple[Tensor, Tensor, Tensor]]] = {member: [] for member in hosted.members}
     for part in hosted.learners:
         part.module.eval()
     batches = evaluation_batches(split, source, batch_size, device) if hosted.members else []
+    done = 0
     with torch.compiler.set_stance("force_eager"):
         for images_BCHW, _ in batches:
             inputs = images_BCHW if hosted.trunk is None else hosted.trunk.module(images_BCHW)
@@ -38,6 +47,9 @@ def read(hosted: Hosted, split: Split, source: Source, batch_size: int, device: 
                 mean_BD = member.encoder(inputs)
                 scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)
                 chunks.append((member.classifier(mean_BD), mean_BD, scale_BD))
+            done += len(images_BCHW)
+            if progress is not None:
+                progress.show(done)
     for part in hosted.learners:
         part.module.train()
     return {

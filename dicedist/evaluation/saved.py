@@ -1,6 +1,7 @@
 """Evaluates what is on disk: a run, whose members are spread over the ranks, or the logits of any ensemble."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from dicedist.cluster.placement import place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import joined
 from dicedist.config.requests import EvaluateRequest
-from dicedist.config.schema import EvaluateConfig, OodConfig
+from dicedist.config.schema import AVERAGES, Config, EvaluateConfig, OodConfig
+from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
+from dicedist.data.ood import refuse_unreadable
 from dicedist.evaluation.evaluator import Evaluator, measured
 from dicedist.evaluation.members import chosen_members
 from dicedist.evaluation.redundancy import load_discriminator
@@ -27,8 +30,8 @@ from dicedist.runs.run import Results, Run
 DISTRIBUTED_TIMEOUT = 1800.0  # seconds: a rank may have several members to read while another waits
 
 
-def evaluate_run(run: Run, request: EvaluateRequest) -> dict[str, Any] | None:
-    """All ranks call this; the reporter gets the results, the others None."""
+def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
+    """All ranks call this: where the results are kept, and on the reporter the results themselves."""
     found, config = run.checkpoint(), run.config()
     config.data.root = request.data.root or config.data.root
     config.network.trusted = request.network.trusted
@@ -36,6 +39,8 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> dict[str, Any] | None:
     members = chosen_members(request.members, size)
     placement = place(world_size(), len(members), needs_discriminator=False)
     mine = [members[place_] for place_ in placement.members_on(this_rank())]
+    ood = OodConfig({**config.ood.sets, **request.ood.sets})
+    refuse_unreadable(request.ood.sets)
     source = sources.load(config.data)
     with joined(DISTRIBUTED_TIMEOUT) as world:
         hosted = build_hosted(config, method, mine, False, size, source.num_classes, world.device)
@@ -49,28 +54,52 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> dict[str, Any] | None:
             source,
             load_discriminator(config, method, source.num_classes, found) if world.reports else None,
             [feature_dims(config, size)[member] for member in members],
+            found.step,
             method.student(size),
             config.redundancy if request.estimator == "fresh" else None,
+            Progress if world.reports else silent,
         )
-        settings = EvaluateConfig(request.average, request.folds, every_epochs=1)
-        ood = OodConfig({**config.ood.sets, **request.ood.sets})
-        results = Results(request.output) if request.output else run
-        return evaluator.evaluate(settings, ood, config.data.root, results)
+        settings = replace(
+            config.evaluate,
+            average=request.average or config.evaluate.average,
+            folds=request.folds or config.evaluate.folds,
+        )
+        findings = evaluator.evaluate(settings, ood, config.data.root)
+    results = results_for(run, request, members, settings, config)
+    return results, None if findings is None else findings.save(results)
 
 
-def evaluate_logits(path: Path, request: EvaluateRequest) -> dict[str, Any]:
+def results_for(
+    run: Run, request: EvaluateRequest, members: list[int], settings: EvaluateConfig, config: Config
+) -> Results:
+    """The run's own folder for what its training would find; anything else goes beside it."""
+    if request.output:
+        return Results(request.output)
+    label = []
+    if len(members) < config.num_members:
+        label.append(f"members-{'-'.join(map(str, members))}")
+    if settings.average != config.evaluate.average:
+        label.append(f"average-{settings.average}")
+    if settings.folds != config.evaluate.folds:
+        label.append(f"folds-{settings.folds}")
+    return run.variation("_".join(label)) if label else run
+
+
+def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict[str, Any]]:
     logits_MNK, labels_N = read_logits(path)
     members = chosen_members(request.members, len(logits_MNK))
+    average = request.average or AVERAGES[0]
     result = {
         "member_ids": members,
-        "average": request.average,
-        **measured(logits_MNK[members], labels_N, request.average, request.folds),
+        "average": average,
+        **measured(logits_MNK[members], labels_N, average, request.folds or 1),
         "redundancy": None,
         "ood": {},
         "ood_missing": [],
     }
-    Results(request.output or path.parent).write_result(result)
-    return result
+    results = Results(request.output or path.with_name(f"{path.stem}-evaluation"))
+    results.write_result(result)
+    return results, result
 
 
 def read_logits(path: Path) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,7 @@ def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.safetensors"
     save_file(tensors, path)
+    allow_as_usual(path)
     sync(path)
     return {path.name: (path.stat().st_size, digest(path))}
 
@@ -218,6 +219,13 @@ def digest(path: Path) -> str:
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def allow_as_usual(path: Path) -> None:
+    """Gives a file the permissions of any new file: safetensors lets only its owner read it, whatever the umask."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def sync(path: Path) -> None:

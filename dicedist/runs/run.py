@@ -6,13 +6,17 @@ runs/NAME/
     system.jsonl                        what depends on the machine: pace, load, memory
     checkpoints/step-00001200/          checkpoint.py
     evaluation.json logits.safetensors gallery.safetensors report.html      results
+    evaluations/LABEL/                  results of some members, of another average, of an earlier step
     mirror.json                         how much of it MLflow has received
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.runs import checkpoint
@@ -53,7 +57,7 @@ class Results:
 
     def write_result(self, result: dict[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.result_file.write_text(json.dumps(result, indent=1))
+        replace_text(self.result_file, json.dumps(result, indent=1))
 
 
 class Run(Results):
@@ -116,6 +120,11 @@ class Run(Results):
         return self.directory / ".launch"
 
     @property
+    def stopped_file(self) -> Path:
+        """Exists while the last training of the run was ended on request."""
+        return self.directory / ".stopped"
+
+    @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
@@ -139,6 +148,35 @@ class Run(Results):
             raise ValueError(f"{self} has no intact checkpoint{checkpoint.what_is_wrong(self.checkpoints)}")
         return found
 
+    def ending(self) -> str:
+        """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
+        found, result = self.newest_checkpoint(), self.result()
+        if found is not None and result is not None:
+            complete = found.step >= found.about.get("total_steps", found.step)
+            if complete and result.get("step", found.step) == found.step:
+                return "FINISHED"
+        return "KILLED" if self.stopped_file.exists() else "FAILED"
+
+    def variation(self, label: str) -> Results:
+        """The results of something else than the whole run: of some members, another average, an earlier step."""
+        return Results(self.directory / "evaluations" / label)
+
+    def set_results_aside(self) -> None:
+        """The run goes on: what was found after fewer steps stays beside what will be found after more."""
+        found = self.result()
+        if found is None:
+            return
+        aside = self.variation(f"step-{found.get('step', 'before')}")
+        aside.directory.mkdir(parents=True, exist_ok=True)
+        for old, new in (
+            (self.result_file, aside.result_file),
+            (self.logits_file, aside.logits_file),
+            (self.gallery_file, aside.gallery_file),
+            (self.report_file, aside.report_file),
+        ):
+            if old.exists():
+                old.rename(new)
+
     def last_validation(self, name: str) -> float | None:
         """The last validation value of a measure, named without val/; None if there is none."""
         found = [record.get(f"val/{name}") for record in whole_records(self.records_file)]
@@ -150,6 +188,14 @@ def replace_text(path: Path, text: str) -> None:
     """The file gets its name only when it is complete."""
     draft = path.with_name(f".{path.name}.partial")
     draft.write_text(text)
+    draft.rename(path)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As safetensors, under its name only when it is whole, with the permissions that any new file has."""
+    draft = path.with_name(f".{path.name}.partial")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
+    checkpoint.allow_as_usual(draft)
     draft.rename(path)
 
 

@@ -4,20 +4,19 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicedist.cluster.process import LAUNCHER
-from dicedist.config.schema import TrackingConfig
+from dicedist.config.schema import Config
 from dicedist.console import lines
-from dicedist.console.progress import Progress
+from dicedist.console.progress import Progress, SilentProgress
 from dicedist.runs.run import Run
+from dicedist.tracking.mirroring import start_mirror
 
+MIRROR_LIMIT = 600.0  # seconds that a finished training waits for MLflow, however slowly it answers
 SHOWN = {  # name of a record -> its name in the progress line
     "train/members/loss": "loss",
     "train/redundancy": "redundancy",
@@ -49,14 +48,19 @@ class SilentTracker:
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
         """Writes figures that depend on the machine."""
 
+    def stage(self, total: int, noun: str) -> SilentProgress:
+        """Shows how far one piece of long work beside training has come."""
+        return SilentProgress()
+
     def say(self, text: str) -> None:
         """Prints a line for the user."""
 
     def warn(self, text: str) -> None:
         """Prints a warning."""
 
-    def close(self, status: str) -> None:
-        """Training has ended: FINISHED or KILLED."""
+    def close(self, finished: bool) -> bool:
+        """Ends the tracking. Only a finished training waits for MLflow; returns whether everything arrived there."""
+        return True
 
 
 class Tracker(SilentTracker):
@@ -66,9 +70,7 @@ class Tracker(SilentTracker):
     interval between two summaries, the values before it still count in that interval's means.
     """
 
-    def __init__(
-        self, run: Run, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: TrackingConfig
-    ):
+    def __init__(self, run: Run, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: Config):
         kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
         self.run, self.config = run, config
         self.pending: dict[str, list[float]] = kept["pending"]
@@ -79,8 +81,8 @@ class Tracker(SilentTracker):
         self.mirror: subprocess.Popen[str] | None = None
 
     def open(self) -> None:
-        if self.config.to == "mlflow":
-            self.mirror = start_mirror(self.run)
+        if self.config.tracking.to == "mlflow":
+            self.mirror = start_mirror(self.run, self.config)
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
@@ -123,6 +125,10 @@ class Tracker(SilentTracker):
         with contextlib.suppress(OSError), self.run.system_file.open("a") as file:
             file.write(json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n")
 
+    def stage(self, total: int, noun: str) -> SilentProgress:
+        self.progress.clear()
+        return Progress(total, noun)
+
     def say(self, text: str) -> None:
         self.progress.clear()
         lines.say(text)
@@ -131,30 +137,20 @@ class Tracker(SilentTracker):
         self.progress.clear()
         lines.warn(text)
 
-    def close(self, status: str) -> None:
-        """Only a run that FINISHED has the time to wait until MLflow has received everything."""
+    def close(self, finished: bool) -> bool:
         self.progress.clear()
         if self.mirror is None or self.mirror.stdin is None:
-            return
-        with contextlib.suppress(OSError):  # the mirror may have given up
-            self.mirror.stdin.write(status)
+            return True
+        with contextlib.suppress(OSError):  # it may have given up
             self.mirror.stdin.close()
-        if status == "FINISHED":
-            self.say("\nsending the results and the ensemble to MLflow ...")
-            self.mirror.wait()
-
-
-def start_mirror(run: Run) -> "subprocess.Popen[str]":
-    """The mirror learns how training ended from its stdin: a status, or nothing after a crash."""
-    ranks_own = ("WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER)
-    environment = {key: value for key, value in os.environ.items() if key not in ranks_own}
-    return subprocess.Popen(
-        [sys.executable, "-m", "dicedist.mirror", str(run), "--follow"],
-        stdin=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # signals to the ranks must not reach it
-        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-    )
+        if not finished:
+            return True
+        self.say("\nsending the results and the ensemble to MLflow ...")
+        try:
+            return self.mirror.wait(MIRROR_LIMIT) == 0
+        except subprocess.TimeoutExpired:
+            self.mirror.kill()
+            return False
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:

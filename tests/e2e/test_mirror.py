@@ -16,7 +16,7 @@ from dicedist import mirror as command
 from dicedist.config import compose_config
 from dicedist.runs.run import Run
 from dicedist.tracking.mlflow import mirror
-from dicedist.tracking.mlflow.mirror import without_password
+from dicedist.tracking.mlflow.store import without_password
 from tests.support.servers import free_port, mirror_of
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
@@ -42,13 +42,25 @@ def received(client, directory, name="train/members/loss"):
     return client.get_run(run_id), [(m.step, m.value) for m in client.get_metric_history(run_id, name)]
 
 
-def follow(directory, last_word):
-    """Mirrors a training that says how it ended, or says nothing at all."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True
-    )
-    process.communicate(last_word, timeout=120)
+def follower(directory, **streams):
+    uri = Run(directory).config().tracking.uri
+    words = [sys.executable, "-m", "dicedist.mirror", str(directory), f"tracking.uri={uri}", "--follow"]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, text=True, **streams)
+
+
+def follow(directory, stopped=False):
+    """Mirrors a training that was asked to stop, or that was killed."""
+    if stopped:
+        Run(directory).stopped_file.touch()
+    process = follower(directory)
+    process.communicate(timeout=120)
     assert process.returncode == 0
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """Runs whose last checkpoint and results are whole, without making any."""
+    monkeypatch.setattr(Run, "ending", lambda self: "FINISHED" if self.result() else "FAILED")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +73,7 @@ def store(tmp_path_factory):
 def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=resumed")
-    follow(directory, "")
+    follow(directory)
     run, losses = received(client, directory)
     assert (run.info.status, run.info.run_name) == ("FAILED", "tiny")
     assert losses == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
@@ -73,14 +85,14 @@ def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:2]))
     record(directory, range(3, 6))
-    follow(directory, "KILLED")
+    follow(directory, stopped=True)
     again, losses = received(client, directory)
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "KILLED")
     assert [step for step, _ in losses] == [1, 2, 3, 4, 5]
 
     result = {"ensemble": {"accuracy": 0.75}, "class_names": ["a"], "redundancy": None, "average": "logits"}
     (directory / "evaluation.json").write_text(json.dumps(result))
-    follow(directory, "KILLED")
+    follow(directory, stopped=True)
     assert "test/ensemble/accuracy" not in received(client, directory)[0].data.metrics
 
 
@@ -110,14 +122,10 @@ def test_training_that_is_asked_to_stop_is_marked_as_killed(store, tmp_path):
 def test_trainings_that_start_at_once_share_a_new_store(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     directories = [a_run(tmp_path / name, f"tracking.uri={uri}", "tracking.experiment=both") for name in ("a", "b")]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "dicedist.mirror", str(directory), "--follow"], stdin=subprocess.PIPE, text=True,
-            stderr=subprocess.PIPE,
-        )
-        for directory in directories
-    ]  # fmt: skip
-    told = [process.communicate("KILLED", timeout=250)[1] for process in processes]
+    for directory in directories:
+        Run(directory).stopped_file.touch()
+    processes = [follower(directory, stderr=subprocess.PIPE) for directory in directories]
+    told = [process.communicate(timeout=250)[1] for process in processes]
     assert told == ["", ""]
     for directory in directories:
         run, losses = received(MlflowClient(uri), directory)
@@ -162,18 +170,19 @@ class Server:
 
 
 @pytest.mark.timeout(400)
-def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monkeypatch):
+def test_a_server_that_dies_and_comes_back_misses_nothing(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(mirror, "PATIENCE", 1)
     monkeypatch.setattr(mirror, "INTERVAL", 0.2)
     server = Server(tmp_path)
     directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
-    with pytest.raises(ValueError, match="MLflow did not answer; `python -m dicedist.mirror .*tiny` sends the rest"):
-        command.run([str(directory)])
+    told = "MLflow has not received all of .*tiny; `python -m dicedist.mirror .*tiny` sends the rest"
+    with pytest.raises(ValueError, match=told):
+        command.run([str(directory), f"tracking.uri={server.uri}"])
     assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one per attempt
 
     server.start()
     try:
-        command.run([str(directory)])
+        command.run([str(directory), f"tracking.uri={server.uri}"])
         record(directory, range(4, 6))
     finally:
         server.kill()
@@ -183,7 +192,6 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(tmp_path, capsys, monk
     try:
         assert sender.attempt(sender.send_records)
         (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
-        sender.keep(status="FINISHED")
         assert sender.attempt(sender.send_result)
         assert sender.attempt(sender.send_status)
         run, losses = received(MlflowClient(server.uri), directory)
@@ -199,29 +207,70 @@ def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsy
     mirror_of(directory).begin()
     client.delete_experiment(client.get_experiment_by_name("refused").experiment_id)
     other = a_run(tmp_path / "other", f"tracking.uri={uri}", "tracking.experiment=refused")
-    command.run([str(other)])
+    with pytest.raises(ValueError, match="MLflow has not received all of"):
+        command.run([str(other), f"tracking.uri={uri}"])
     told = capsys.readouterr().err
     assert told.count("refuses to begin") == 1 and "deleted" in told
 
 
-def test_no_room_for_files_loses_nothing(store, tmp_path, capsys, monkeypatch):
+def test_no_room_for_files_loses_nothing(finished, store, tmp_path, capsys, monkeypatch):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     (directory / "evaluation.json").write_text(json.dumps({"ensemble": {"accuracy": 0.75}, "ood": {}}))
     sender = mirror_of(directory)
-    sender.keep(status="FINISHED")
 
     def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     full.__name__ = "send_files"
     monkeypatch.setattr(sender, "send_files", full)
-    assert sender.finish()
+    assert not sender.finish(), "MLflow lacks the files, and the command says so by its exit code"
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "could not send files (`python -m dicedist.mirror` tries again)" in told
     assert "No space left" in told
     assert received(client, directory)[0].info.status == "FINISHED"
-    assert "send_files" not in sender.state["completed"] and "send_result" in sender.state["completed"]
+    assert sender.state["sent"].keys() == {"result"}
+
+
+def test_a_new_evaluation_is_sent_again_and_an_old_one_is_not(finished, store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = mirror_of(directory)
+    for accuracies in ((0.5,), (0.5,), (0.75, 0.5)):
+        Run(directory).write_result({"ensemble": {"accuracy": accuracies[0]}, "ood": {}})
+        Run(directory).report_file.write_text("<html></html>")
+        assert sender.finish()
+        history = received(client, directory, "test/ensemble/accuracy")[1]
+        assert sorted({value for _, value in history}) == sorted(accuracies)
+
+
+def test_what_a_run_is_told_of_itself(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    mirror_of(directory).begin()
+    run = received(client, directory)[0]
+    assert run.data.params["redundancy.delta.resolved"] == "0.1" and run.data.params["redundancy.delta"] == "auto"
+    assert run.data.tags["dicedist.members"] == "2" and run.data.tags["mlflow.user"]
+    assert f"runs/{run.info.run_id}/artifacts/report.html" in run.data.tags["mlflow.note.content"]
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.tags[0].value) == ("shapes", "training")
+
+
+def test_a_run_is_not_sent_to_a_second_store_unasked(tmp_path, monkeypatch):
+    """Nor does anything in its folder decide whom we call."""
+    directory = a_run(tmp_path / "tiny", "tracking.uri=http://127.0.0.1:9")
+    Run(directory).mirror_file.write_text(json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValueError, match="were sent to sqlite:////elsewhere/mlflow.db, .* write tracking.uri="):
+        command.run([str(directory)])
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b"], ["tracking.uri=x"]])
+def test_without_a_run_it_says_what_to_write(words):
+    with pytest.raises(ValueError, match="name one run to send"):
+        command.run(words)
 
 
 def test_passwords_are_not_shown():

@@ -34,7 +34,6 @@ def logged(tmp_path_factory):
     settings = [f"tracking.uri={uri}", "tracking.experiment=serving", "tracking.register=tiny", "max_steps=3"]
     train.run([*TINY, f"run.dir={directory}", *settings])
     sender = mirror_of(directory / "tiny")
-    sender.keep(status="FINISHED")
     assert sender.finish()
     return directory / "tiny", uri
 
@@ -150,7 +149,6 @@ def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, 
     config.tracking.uri, config.tracking.register, config.tracking.model = uri, "tiny", "float"
     Run(tmp_path / "tiny").save_config(config)
     sender = mirror_of(tmp_path / "tiny")
-    sender.keep(status="FINISHED")
     assert sender.finish()
     told = capsys.readouterr().err
     assert "tracking.register=tiny: version 1 of that model has another signature" in told

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from dicedist import evaluate, metrics, train
 from dicedist.evaluation import saved
+from dicedist.evaluation.redundancy import fit
 from tests.support.processes import run_ranks
 
 TINY = [
@@ -84,6 +86,61 @@ def test_one_member_has_no_diversity_and_says_so(finished, tmp_path, capsys):
     assert "one member alone has no diversity" in capsys.readouterr().out
 
 
+def files_of(run):
+    names = ("evaluation.json", "logits.safetensors", "gallery.safetensors")
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def test_what_is_not_the_whole_run_goes_beside_it(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = files_of(run)
+    evaluate.run([f"run={run}", "members=[0]"])
+    evaluate.run([f"run={run}", "members=[0,2]", "average=probabilities", "folds=2"])
+    assert files_of(run) == before
+    beside = sorted(path.name for path in (run / "evaluations").iterdir())
+    assert beside == ["members-0", "members-0-2_average-probabilities_folds-2"]
+    assert json.loads((run / "evaluations/members-0/evaluation.json").read_text())["member_ids"] == [0]
+
+
+def test_another_ood_set_is_added_to_those_that_were_measured(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dicedist.evaluation.evaluator.fit", partial(fit, num_steps=5))
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "report.html").unlink()
+    np.save(tmp_path / "noise.npy", np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), np.uint8))
+    evaluate.run([f"run={run}", f"ood.sets={{noise: {tmp_path / 'noise.npy'}}}", "estimator=fresh"])
+    first = json.loads((run / "evaluation.json").read_text())
+    assert set(first["ood"]) == {"stripes", "noise"} and len(first["redundancy_fresh"]["nats_P"]) == 3
+    assert f"done: {run / 'report.html'}" in capsys.readouterr().out and (run / "report.html").exists()
+    evaluate.run([f"run={run}"])
+    again = json.loads((run / "evaluation.json").read_text())
+    assert set(again["ood"]) == {"stripes", "noise"} and again["redundancy_fresh"] == first["redundancy_fresh"]
+    assert {"ood.stripes", "ood.noise"} <= load_file(run / "logits.safetensors").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("lost.npz", None, "ood.sets.mine=.*lost.npz: there is no such file or folder"),
+        ("text.txt", b"words", "text.txt: write a folder of images, or a file .npz or .npy"),
+        ("text.npz", b"words", "text.npz: not an .npz with an array `images`, nor a .npy"),
+        ("empty.npy", b"", "empty.npy: not an .npz with an array"),
+    ],
+)
+def test_an_ood_set_that_cannot_be_read_is_refused_before_work(finished, tmp_path, monkeypatch, name, content, line):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr("dicedist.data.sources.load", None)
+    with pytest.raises(ValueError, match=line):
+        evaluate.run([f"run={finished}", f"ood.sets.mine={tmp_path / name}"])
+    with pytest.raises(ValueError, match=line):
+        train.run([*TINY, f"run.dir={tmp_path / 'runs'}", f"ood.sets.mine={tmp_path / name}"])
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(finished):
+    readable = [path for path in finished.rglob("*") if path.is_file() and path.stat().st_mode & 0o777 != 0o644]
+    assert readable == []
+
+
 def evaluate_on_rank(rank, world_size, finished, output):
     """`run_ranks` has already made the group, so joining it again is left out."""
     from contextlib import contextmanager
@@ -111,7 +168,7 @@ def test_logits_of_any_ensemble(tmp_path):
     logits, labels = torch.randn(4, 50, 7), torch.randint(7, (50,))
     np.savez(tmp_path / "theirs.npz", logits=logits.numpy(), labels=labels.numpy())
     evaluate.run([f"logits={tmp_path / 'theirs.npz'}"])
-    result = json.loads((tmp_path / "evaluation.json").read_text())
+    result = json.loads((tmp_path / "theirs-evaluation" / "evaluation.json").read_text())
     assert result["ensemble"]["nll"] == pytest.approx(metrics.measure(logits, labels)["ensemble"]["nll"])
 
 

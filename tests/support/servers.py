@@ -4,6 +4,7 @@ import socket
 
 from dicedist.runs.run import Run
 from dicedist.tracking.mlflow.mirror import Mirror
+from dicedist.tracking.mlflow.store import chosen_store
 
 
 def free_port():
@@ -13,4 +14,6 @@ def free_port():
 
 
 def mirror_of(directory):
-    return Mirror(Run(directory), Run(directory).config())
+    """A mirror of the run to the store that its config names."""
+    config = Run(directory).config()
+    return Mirror(Run(directory), config, chosen_store(config.tracking.uri))

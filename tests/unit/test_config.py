@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dicedist import evaluate, train
+from dicedist import export, train
 from dicedist.config import Scope, changed_keys, compose_config, flatten
 from dicedist.runs.run import Run
 
@@ -127,5 +127,7 @@ def test_help_lists_every_choice_and_key(capsys):
     ):
         assert re.search(f"^{key} +# {re.escape(remark)}", shown, re.MULTILINE), key
     assert re.search("^  per_member: false +# true: each member draws its own", shown, re.MULTILINE)
-    evaluate.run(["--help"])
-    assert re.search(r"^average: logits +# logits \| probabilities$", capsys.readouterr().out, re.MULTILINE)
+    export.run(["--help"])
+    assert re.search(
+        r"^format: pt2 +# pt2: torch.export \| onnx \| safetensors$", capsys.readouterr().out, re.MULTILINE
+    )

@@ -1,9 +1,14 @@
-"""Sends the contents of a run's folder to MLflow, line by line; `mirror.json` remembers how much was received."""
+"""Brings MLflow to what the folder of a run says, whenever it is run; mirror.json remembers what was received.
+
+The status of the run in MLflow follows from facts in the folder (`Run.ending`), never from what someone remembers.
+"""
 
 import contextlib
 import errno
 import fcntl
 import functools
+import getpass
+import hashlib
 import io
 import json
 import os
@@ -15,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 from dicedist.config import Config, flatten
 from dicedist.config.compose import flat
@@ -23,6 +27,7 @@ from dicedist.console.lines import warn
 from dicedist.reporting.page import pictures, write_report
 from dicedist.runs.run import Run, replace_text, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
+from dicedist.tracking.mlflow.store import alone, files_of, folder_of, read_json, without_password
 
 INTERVAL = 2.0  # seconds between two looks at the records
 PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
@@ -30,12 +35,12 @@ MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits fo
 UNANSWERED = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
 UNSTORABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
-ENDINGS = ("FINISHED", "KILLED", "FAILED")
+FINISHED = "FINISHED"
 
 
 @contextlib.contextmanager
 def only_one(run: Run, wait: bool) -> Iterator[None]:
-    """Locks the run for one mirror. wait: a restarted run may begin before the mirror of its last attempt has ended."""
+    """wait: a restarted training may come back before the mirror of its last attempt has ended."""
     with run.mirror_lock_file.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -45,19 +50,20 @@ def only_one(run: Run, wait: bool) -> Iterator[None]:
 
 
 class Mirror:
-    def __init__(self, run: Run, config: Config):
+    def __init__(self, run: Run, config: Config, uri: str):
+        """uri: the store, with credentials if need be."""
         # By default mlflow retries for minutes; here the next look at the records is the retry.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
-        self.run, self.config = run, config
-        self.uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        self.run, self.config, self.uri = run, config, uri
         self.shown = without_password(self.uri)
-        self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "status": "RUNNING"}
+        self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "sent": {}}
         if (saved := read_json(run.mirror_file)).get("uri") == self.shown:
             self.state |= saved
         self.told: set[str] = set()
+        self.refused = False
 
     @functools.cached_property
     def client(self) -> Any:
@@ -71,26 +77,23 @@ class Mirror:
         return client
 
     def follow(self) -> None:
-        """Sends records until training says how it ended, or ends without a word."""
+        """Sends records until training closes its end of the pipe, as it also does when it dies."""
         ended = threading.Event()
-        last_word = ["FAILED"]
 
         def listen() -> None:
-            last_word[0] = sys.stdin.readline().strip() or "FAILED"
+            sys.stdin.read()
             ended.set()
 
         threading.Thread(target=listen, daemon=True).start()
-        self.keep(status="RUNNING", completed=[])
         self.attempt(self.begin)
         while not ended.wait(INTERVAL):
             self.attempt(self.send_records)
-        self.keep(status=last_word[0])
 
     def finish(self) -> bool:
-        """Sends everything that is left; returns whether it was received."""
+        """Sends everything that is left; returns whether all of it was received."""
         silent_since = time.monotonic()
         tasks: list[Callable[[], None]] = [self.begin, self.send_records]
-        if self.state["status"] == "FINISHED":
+        if self.run.ending() == FINISHED:
             tasks += [self.send_result, self.send_files, *([self.send_model] if self.config.tracking.model else [])]
         for task in [*tasks, self.send_status]:
             while not self.attempt(task):
@@ -98,24 +101,26 @@ class Mirror:
                     return False
                 time.sleep(INTERVAL)
             silent_since = time.monotonic()
-        return True
+        return not self.refused
 
     def attempt(self, task: Callable[[], None]) -> bool:
         """Returns False if the task must be tried again because the server did not answer; warns once per problem."""
-        name = task.__name__
-        if name in self.state.get("completed", []):
-            return True
+        name = task.__name__.replace("_", " ")
         try:
             task()
         except Exception as error:
             if isinstance(error, OSError) and error.errno in UNSTORABLE:
-                self.tell(f"could not {name.replace('_', ' ')} (`python -m dicedist.mirror` tries again)", error)
+                self.refuse(f"could not {name} (`python -m dicedist.mirror` tries again)", error)
             elif isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
                 self.tell("does not answer", error)
                 return False
             else:
-                self.tell(f"refuses to {name.replace('_', ' ')}", error)
+                self.refuse(f"refuses to {name}", error)
         return True
+
+    def refuse(self, what: str, error: Exception) -> None:
+        self.refused = True
+        self.tell(what, error)
 
     def tell(self, what: str, error: Exception) -> None:
         """Warns only once: the same may happen every other second for days."""
@@ -132,7 +137,7 @@ class Mirror:
             return
         name = self.config.tracking.experiment
         experiment = self.client.get_experiment_by_name(name)
-        # Without this tag MLflow's pages treat it as an experiment with language models.
+        # Without the tag MLflow's pages take it for an experiment with language models.
         kind = {"mlflow.experimentKind": "custom_model_development"}
         if experiment is None:
             number = self.client.create_experiment(name, files_of(self.uri, name), tags=kind)
@@ -140,26 +145,47 @@ class Mirror:
             number = experiment.experiment_id
         made = self.client.create_run(number, run_name=self.config.run.name)
         self.keep(run_id=made.info.run_id)
-        self.client.log_batch(made.info.run_id, tags=self.tags())
+        self.client.log_batch(made.info.run_id, tags=[*self.tags(), link_to_report(number, made.info.run_id)])
         for some in chunks(self.parameters(), MOST_PARAMS):
             self.client.log_batch(made.info.run_id, params=some)
+        self.client.log_inputs(made.info.run_id, datasets=[self.data_set()])
 
     def parameters(self) -> list[Any]:
+        """Every key, and what `auto` came to."""
         from mlflow.entities import Param
 
-        return [Param(key, str(value)[:LONGEST_PARAM]) for key, value in flatten(self.config).items()]
+        values = flatten(self.config)
+        if "redundancy" in self.config.method.terms:
+            values["redundancy.delta.resolved"] = self.config.redundancy.delta_for(self.config.num_members)
+        return [Param(key, str(value)[:LONGEST_PARAM]) for key, value in values.items()]
 
     def tags(self) -> list[Any]:
         from mlflow.entities import RunTag
 
-        about = {"run": str(self.run.directory.resolve()), **read_json(self.run.environment_file)}
+        about = {
+            "run": str(self.run.directory.resolve()),
+            "members": self.config.ensemble.size,
+            **read_json(self.run.environment_file),
+        }
         tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]
         known = {
             "mlflow.source.name": "dicedist.train",
             "mlflow.source.git.commit": about.get("git_commit"),
-            "mlflow.user": os.environ.get("USER"),
+            "mlflow.user": user(),
         }
         return [*tags, *(RunTag(key, value) for key, value in known.items() if value)]
+
+    def data_set(self) -> Any:
+        """The training images, as MLflow's page of a run shows them."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        data = self.config.data
+        digest = str(read_json(self.run.environment_file).get("data_digest", "unknown"))[:36]
+        source = json.dumps({"data": data.name, "root": data.root, "split": data.split, "limit": data.train_limit})
+        return DatasetInput(
+            Dataset(name=data.name, digest=digest, source_type="local", source=source),
+            tags=[InputTag("mlflow.data.context", "training")],
+        )
 
     def send_records(self) -> None:
         if self.state["run_id"] is None:
@@ -167,7 +193,7 @@ class Mirror:
         for path in (self.run.records_file, self.run.system_file):
             received = self.state["received"].get(path.name, 0)
             lines = whole_lines(path)[received:]
-            # A run that went back to a checkpoint writes the same lines again: those already received are skipped.
+            # After a run goes back to a checkpoint, it writes the same lines again: those are skipped.
             for some in chunks(lines, 20):
                 metrics = [metric for line in some for metric in as_metrics(json.loads(line))]
                 for batch in chunks(metrics, MOST_METRICS):
@@ -176,32 +202,44 @@ class Mirror:
                 self.keep(received={**self.state["received"], path.name: received})
 
     def send_result(self) -> None:
-        measures = flat(read_json(self.run.result_file))
+        """Every number of the evaluation, and the redundancy as the mean over pairs."""
+        if self.is_sent("result"):
+            return
+        result = read_json(self.run.result_file)
+        measures = flat(result) | {
+            f"{key}.nats": sum(found["nats_P"]) / len(found["nats_P"])
+            for key in ("redundancy", "redundancy_fresh")
+            if (found := result.get(key)) and found.get("nats_P")
+        }
         values = {f"test/{name.replace('.', '/')}": value for name, value in measures.items() if is_number(value)}
-        metrics = as_metrics({"step": 0, **values})
-        for batch in chunks(metrics, MOST_METRICS):
+        for batch in chunks(as_metrics({"step": 0, **values}), MOST_METRICS):
             self.client.log_batch(self.state["run_id"], metrics=batch)
-        self.complete("send_result")
+        self.mark_sent("result")
 
     def send_files(self) -> None:
+        if self.is_sent("files"):
+            return
         run = self.run
-        write_report([run], run.report_file)
+        if not run.report_file.exists():
+            write_report([run], run.report_file)
         for name, picture in pictures(run.report_file.read_text()).items():
             self.client.log_text(self.state["run_id"], picture, f"figures/{name}.svg")
         for path in (run.config_file, run.environment_file, run.result_file, run.records_file, run.report_file):
             if path.exists():
                 self.client.log_artifact(self.state["run_id"], str(path))
-        self.complete("send_files")
+        self.mark_sent("files")
 
     def send_model(self) -> None:
-        """Logs the ensemble as one model without pickle, and registers it if tracking.register gives a name."""
+        """The ensemble as one model, which runs no pickle, and is registered if it is given a name."""
+        if self.state["sent"].get("model") == self.run.checkpoint().step:
+            return
         import mlflow
 
         mlflow.set_tracking_uri(self.uri)
-        name = self.config.tracking.register
+        name, trusted = self.config.tracking.register, self.config.network.trusted
         silence = contextlib.redirect_stdout(io.StringIO())
         with tempfile.TemporaryDirectory() as folder, silence, mlflow.start_run(run_id=self.state["run_id"]):
-            about = packed(self.run, self.config.tracking.model, Path(folder) / "ensemble.pt2")
+            about = packed(self.run, self.config.tracking.model, Path(folder) / "ensemble.pt2", trusted)
             if name and (other := self.taken(name, about["signature"])):
                 warn(
                     f"tracking.register={name}: {other} has another signature (images or classes), so the ensemble was "
@@ -209,10 +247,10 @@ class Mirror:
                 )
                 name = None
             mlflow.pyfunc.log_model(name="ensemble", python_model=str(SERVING), registered_model_name=name, **about)
-        self.complete("send_model")
+        self.keep(sent={**self.state["sent"], "model": self.run.checkpoint().step})
 
     def taken(self, name: str, signature: Any) -> str | None:
-        """The last version of that model, if its inputs or outputs differ."""
+        """The last version of that model, if it takes or answers something else."""
         import mlflow
 
         versions = self.client.search_model_versions(f"name = '{name}'")
@@ -223,54 +261,41 @@ class Mirror:
         return None if known == signature else f"version {last.version} of that model"
 
     def send_status(self) -> None:
-        if self.state["status"] in ENDINGS:
-            self.client.set_terminated(self.state["run_id"], self.state["status"])
+        self.client.set_terminated(self.state["run_id"], self.run.ending())
 
-    def complete(self, task: str) -> None:
-        self.keep(completed=[*self.state.get("completed", []), task])
+    def is_sent(self, task: str) -> bool:
+        """Whether it was sent of the evaluation that the folder holds now."""
+        return self.state["sent"].get(task) == digest_of(self.run.result_file)
+
+    def mark_sent(self, task: str) -> None:
+        self.keep(sent={**self.state["sent"], task: digest_of(self.run.result_file)})
 
     def keep(self, **changes: Any) -> None:
         self.state |= changes
         replace_text(self.run.mirror_file, json.dumps(self.state))
 
 
-def folder_of(uri: str) -> Path | None:
-    """The folder of an sqlite file; None if a server holds the database."""
-    scheme, _, path = uri.partition(":///")
-    return Path(path).resolve().parent if scheme == "sqlite" else None
+def link_to_report(experiment: str, run_id: str) -> Any:
+    """The description on MLflow's page of the run."""
+    from mlflow.entities import RunTag
+
+    page = f"#/experiments/{experiment}/runs/{run_id}/artifacts/report.html"
+    return RunTag("mlflow.note.content", f"The [report]({page}) of this run appears here when it has finished.")
 
 
-def files_of(uri: str, experiment: str) -> str | None:
-    """Artifacts go beside an sqlite file; MLflow would use the working directory. None: the server decides."""
-    folder = folder_of(uri)
-    return (folder / "mlruns" / experiment).as_uri() if folder else None
-
-
-@contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
-    """Only one process at a time gets past this with the same folder."""
-    if folder is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+def user() -> str | None:
+    """Whoever trains; a container may know no name."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
 
 
-def without_password(uri: str) -> str:
-    """The URI as shown in messages and files."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
-
-
-def read_json(path: Path) -> dict[str, Any]:
+def digest_of(path: Path) -> str | None:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def as_metrics(record: dict[str, Any]) -> list[Any]:

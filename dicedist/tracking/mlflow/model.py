@@ -14,12 +14,12 @@ from dicedist.runs.run import Run
 SERVING = Path(__file__).with_name("serving.py")
 
 
-def packed(run: Run, images: str | None, path: Path) -> dict[str, Any]:
+def packed(run: Run, images: str | None, path: Path, trusted: bool) -> dict[str, Any]:
     """What MLflow needs to log the ensemble of a run's last checkpoint: its file, inputs, outputs and requirements."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    ensemble = load_ensemble(run, images=images or "uint8")
+    ensemble = load_ensemble(run, images=images or "uint8", trusted=trusted)
     example, _ = images_to_check(run, ensemble.about)
     export(ensemble, path, "pt2", example)
     answers = {name: value.numpy() for name, value in ensemble(example).items()}

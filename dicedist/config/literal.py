@@ -1,0 +1,67 @@
+"""Overrides as people write them in a shell, in the words that Hydra understands.
+
+A value is taken literally: ~/my images, über, a=b and [draft].jpg are text. Only what YAML reads as a number, true,
+false, null, a list or a mapping is more than text. ~ at the beginning of a value stands for the user's home.
+"""
+
+import os
+import re
+from typing import Any
+
+import yaml
+
+PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)  # Hydra reads such a word as YAML does
+FOREIGN = re.compile(r"network=((?:torchvision|timm)/.+)")
+
+
+def literal(override: str) -> str:
+    """key=value for Hydra."""
+    if foreign := FOREIGN.fullmatch(override):
+        override = f"network.name={foreign[1]}"  # a network of a library has no file in conf/network/
+    key, _, text = override.partition("=")
+    return f"{key}={in_hydras_words(parsed(text))}" if text and not PLAIN.fullmatch(text) else override
+
+
+def parsed(text: str) -> Any:
+    """A list or mapping where the brackets say so, else the text itself."""
+    if (text[0], text[-1]) in (("[", "]"), ("{", "}")):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return os.path.expanduser(text)
+
+
+def split_values(text: str) -> list[str]:
+    """The values of a sweep: text cut at the commas that stand outside of brackets and quotes."""
+    values, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        depth += (character in "[{(") - (character in ")}]") if not quote else 0
+        if character == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += character
+    return values
+
+
+def in_hydras_words(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(in_hydras_words, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{in_hydras_words(key)}:{in_hydras_words(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) and value not in ("null", "true", "false") else quoted(value)
+    return yaml.safe_dump(value, default_flow_style=True).split("\n")[0]  # a number, true, false, null
+
+
+def quoted(text: str) -> str:
+    """Between single quotes, where only quotes and the backslashes before them mean something else."""
+    escaped = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
+    doubled_at_the_end = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
+    return f"'{doubled_at_the_end}'"
