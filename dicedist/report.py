@@ -2,29 +2,43 @@
 
 python -m dicedist.report runs/A runs/B ...                        writes report.html
 python -m dicedist.report runs/A runs/B ... output=FILE.html
+python -m dicedist.report --fresh runs/A runs/B ...                and reads the redundancy of all runs in the same way
+
+--fresh trains a new estimator on the features of each run that has none yet, which takes minutes and needs its data.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from dicedist.cluster.process import command
+from dicedist.config import compose_request
+from dicedist.config.requests import EvaluateRequest
+from dicedist.console.lines import say
 
-OUTPUT = "output="
+OUTPUT, FRESH = "output=", "--fresh"
 
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    runs = [argument for argument in arguments if not argument.startswith(OUTPUT)]
+    runs = [argument for argument in arguments if not argument.startswith((OUTPUT, "--"))]
+    if unknown := [argument for argument in arguments if argument.startswith("--") and argument != FRESH]:
+        raise ValueError(f"{unknown[0]}: there is no such option; write {FRESH}, or leave it out")
     outputs = [argument.removeprefix(OUTPUT) for argument in arguments if argument.startswith(OUTPUT)]
     if not runs:
         raise ValueError("name the runs to report: python -m dicedist.report runs/A runs/B ... [output=report.html]")
-    from dicedist.reporting.page import write_report  # not above: torch takes seconds, which help need not
+    from dicedist.evaluation.saved import evaluate_run  # not above: torch takes seconds, which help need not
+    from dicedist.reporting.page import write_report
     from dicedist.runs.run import Run
 
     output = Path(outputs[-1] if outputs else "report.html")
-    write_report([Run.open(directory) for directory in runs], output)
+    opened = [Run.open(directory) for directory in runs]
+    for one in opened if FRESH in arguments else ():
+        if "redundancy_fresh" not in (one.result() or {}):
+            say(f"{one}: reading its redundancy by a fresh estimator ...")
+            evaluate_run(one, compose_request("evaluate", [f"run={one}", "estimator=fresh"], EvaluateRequest))
+    write_report(opened, output)
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
 
 

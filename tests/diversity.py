@@ -17,9 +17,9 @@ def main(directory, *seeds):
     for seed in seeds:
         nats = []
         for delta in ("auto", "0"):
-            text = (Path(directory) / f"delta-{delta}-seed{seed}" / "fresh" / "evaluation.json").read_text()
+            text = (Path(directory) / f"delta-{delta}-seed{seed}" / "evaluation.json").read_text()
             result = json.loads(text)
-            nats.append(mean(result["redundancy"]["nats_P"]))
+            nats.append(mean(result["redundancy_fresh"]["conditional"]["nats_P"]))
             accuracies = [100 * member["accuracy"] for member in result["members"]["per_member"]]
             ensemble, errors = 100 * result["ensemble"]["accuracy"], result["diversity"]["ratio_error"]
             rows.append([int(seed), delta, nats[-1], errors, mean(accuracies), max(accuracies), ensemble])

@@ -16,13 +16,13 @@ from dicedist.algorithm.adversary import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster.control import Control
-from dicedist.config.schema import EvaluateConfig, OodConfig, RedundancyConfig
+from dicedist.config.schema import EvaluateConfig, OodConfig
 from dicedist.console.progress import Stage, silent
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Source, Split
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import Readings, read
-from dicedist.evaluation.redundancy import estimate, fit
+from dicedist.evaluation.redundancy import estimate, fresh_estimates
 
 BATCH = 500
 GALLERY = 24
@@ -43,7 +43,7 @@ class Evaluator:
     feature_dims: Sequence[int]
     step: int  # after which the members are evaluated
     student: int | None = None  # the member that the method trains to be used alone
-    estimator: RedundancyConfig | None = None  # measure redundancy by a new w with these settings, not by the run's
+    fresh: bool = False  # also estimate redundancy by new discriminators, which takes minutes
     stage: Stage = silent  # shows how far the reading of a split has come
 
     def collect(self, split: Split, noun: str) -> Readings | None:
@@ -78,7 +78,7 @@ class Evaluator:
         test = self.collect(self.source.test, "test images")
         held_out = self.source.val if len(self.source.val) else self.source.test
         redundancy = self.redundancy(held_out)
-        fresh = self.redundancy_by_new_w() if self.estimator else None
+        fresh = self.fresh_redundancy() if self.fresh else None
         outside = {
             name: self.collect(Split(pixels, torch.zeros(len(pixels), dtype=torch.int64)), f"images of {name}")
             for name, pixels in images.items()
@@ -138,16 +138,17 @@ class Evaluator:
         found = estimate(self.discriminator, slots, held_out.labels_N, self.pairs_P2)
         return {"estimator": "own", "pairs": self.pairs_P2.tolist(), **asdict(found)}
 
-    def redundancy_by_new_w(self) -> dict[str, Any] | None:
-        """Redundancy by a new w, trained on training and read on test features: the same estimator for every run."""
+    def fresh_redundancy(self) -> dict[str, Any] | None:
+        """Redundancy by new discriminators, the same way for every run: learnt on training, read on test features."""
         train = self.collect(self.source.train, "training images, for the estimator")
         test = self.collect(self.source.test, "test images, for the estimator")
-        if train is None or test is None or self.estimator is None or len(self.members) < 2:
+        if train is None or test is None or len(self.members) < 2:
             return None
-        features, labels_N = Features(train.means_ND, train.scales_ND), self.source.train.labels_N
-        w = fit(self.estimator, features, labels_N, self.source.num_classes, seed=0)
-        found = estimate(w, Features(test.means_ND, test.scales_ND), self.source.test.labels_N, w.pairs_P2)
-        return {"estimator": "fresh", "pairs": list(combinations(self.members, 2)), **asdict(found)}
+        learnt_from, read_on = (Features(found.means_ND, found.scales_ND) for found in (train, test))
+        labels = self.source.train.labels_N, self.source.test.labels_N
+        found = fresh_estimates(learnt_from, labels[0], read_on, labels[1], self.source.num_classes)
+        kinds = {kind: asdict(estimated) for kind, estimated in found.items()}
+        return {"pairs": list(combinations(self.members, 2)), **kinds}
 
     def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:
         """OOD measures of every score, in-distribution being positive; scores of w only if there is a w."""

@@ -1,6 +1,6 @@
 """How much two members' features share beyond the class, in nats: the full two-term estimate on held-out features.
 
-Legend: M members, N inputs, B inputs of a batch, D features, P pairs of members, X rows.
+Legend: M members, N inputs, B inputs of a batch, D features, P pairs of members, X rows, R draws.
 """
 
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 from dicedist.algorithm.adversary import Features
 from dicedist.algorithm.build import build_adversary
 from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator, initialising
 from dicedist.algorithm.schedules import Moment
@@ -21,37 +22,85 @@ from dicedist.runs.checkpoint import Checkpoint
 
 BATCH = 500
 BINS = 10
+DRAWS = 5  # of partners and noise, for one estimate
 PREDICTED = Moment(
     learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0
 )  # z is drawn with the predicted scale, as at the end of training
 
 
+# The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardised features.
+FRESH = RedundancyConfig(
+    delta=0.0, delta_by_size=[], tau=10.0, num_samples=1, num_steps=1, negatives=4, max_pairs=None, memory=4, lr=1e-3,
+    scale="one", terms="lhs",
+)  # fmt: skip
+
+
 @dataclass
 class Estimate:
-    nats_P: list[float]  # per pair of members
+    nats_P: list[float]  # per pair of members, the mean over draws of partners and noise
+    deviation_P: list[float]  # of a single draw
     accuracy: float  # of the discriminator w at telling joint from product pairs
     calibration: list[dict[str, float]]  # per bin of w: count, mean w, share of joint pairs
 
 
 @torch.no_grad()
 def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate:
-    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms."""
-    draws = generator(labels_N.device, w.seed, "estimate")
+    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms.
+
+    Every partner is one of these inputs: w's memory of its training features has no part in it.
+    """
+    kept, found = w.memory, []
+    try:
+        for nth in range(DRAWS):
+            w.memory = ClassMemory(w.num_members, features.means_MBD.shape[2], w.num_classes, kept.capacity)
+            w.memory.to(labels_N.device)
+            found.append(draw_logits(w, features, labels_N, pairs_P2, nth))
+    finally:
+        w.memory = kept
+    nats_RP = torch.stack([two_terms(joint_PX, product_PX) for joint_PX, product_PX in found])
+    joint_X, product_X = (torch.cat([draw[side].flatten() for draw in found]) for side in (0, 1))
+    right = (joint_X > 0).sum() + (product_X <= 0).sum()
+    accuracy = right / (joint_X.numel() + product_X.numel())
+    return Estimate(nats_RP.mean(0).tolist(), nats_RP.std(0).tolist(), float(accuracy), calibration(joint_X, product_X))
+
+
+def draw_logits(
+    w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor, nth: int
+) -> tuple[Tensor, Tensor]:
+    """log f of the joint [P, X] and product [P, X] pairs of one draw; later batches find partners in earlier ones."""
+    draws = generator(labels_N.device, w.seed, "estimate", nth)
     order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
     joint, product = [], []
     for rows in order_N.split(BATCH):
-        compared = w.compare(
-            features.means_MBD[:, rows], features.scales_MBD[:, rows], w.classes(labels_N[rows]),
-            pairs_P2, w.config.negatives, PREDICTED, draws,
-        )  # fmt: skip
+        means_MBD, scales_MBD = features.means_MBD[:, rows], features.scales_MBD[:, rows]
+        classes_B = w.classes(labels_N[rows])
+        compared = w.compare(means_MBD, scales_MBD, classes_B, pairs_P2, w.config.negatives, PREDICTED, draws)
         joint_XB, product_XB = w.logits(compared).tensor_split([compared.plan.num_joint])
         joint.append(joint_XB.unflatten(0, (len(pairs_P2), -1)).flatten(1))
         product.append(product_XB[:, compared.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
-    joint_PX, product_PX = torch.cat(joint, 1).double(), torch.cat(product, 1).double()
-    nats_P = joint_PX.mean(1) - (product_PX.logsumexp(1) - math.log(product_PX.shape[1]))
-    right = (joint_PX > 0).sum() + (product_PX <= 0).sum()
-    accuracy = right / (joint_PX.numel() + product_PX.numel())
-    return Estimate(nats_P.tolist(), float(accuracy), calibration(joint_PX.flatten(), product_PX.flatten()))
+        w.memory.write(means_MBD, scales_MBD, classes_B)
+    return torch.cat(joint, 1).double(), torch.cat(product, 1).double()
+
+
+def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:
+    return joint_PX.mean(1) - (product_PX.logsumexp(1) - math.log(product_PX.shape[1]))
+
+
+def fresh_estimates(
+    train: Features, train_labels_N: Tensor, held_out: Features, labels_N: Tensor, num_classes: int
+) -> dict[str, Estimate]:
+    """I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
+
+    Features are standardised by the training set and get noise of variance 1, whatever noise their method has; a new
+    discriminator of each kind learns on the training features and is read on the held-out ones.
+    """
+    mean_M1D, std_M1D = train.means_MBD.mean(1, keepdim=True), train.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
+    alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (train, held_out)]
+    found = {}
+    for kind, conditional in (("conditional", True), ("unconditional", False)):
+        w = fit(FRESH, alike[0], train_labels_N, num_classes, seed=0, conditional=conditional)
+        found[kind] = estimate(w, alike[1], labels_N, w.pairs_P2)
+    return found
 
 
 def calibration(joint_X: Tensor, product_X: Tensor) -> list[dict[str, float]]:
@@ -79,12 +128,13 @@ def fit(
     num_steps: int = 1500,
     batch_size: int = 256,
     lr: float = 1e-3,
+    conditional: bool = True,
 ) -> Discriminator:
     """Trains a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     with initialising(seed, "estimator"):
         settings = replace(config, num_steps=1, num_samples=1, delta=0.0)
-        w = Discriminator(settings, num_members, feature_dim, num_classes, True, seed)
+        w = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
     w.to(labels_N.device)
     optimizer = torch.optim.Adam(w.network.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)

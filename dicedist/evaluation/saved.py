@@ -56,7 +56,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             [feature_dims(config, size)[member] for member in members],
             found.step,
             method.student(size),
-            config.redundancy if request.estimator == "fresh" else None,
+            request.estimator == "fresh",
             Progress if world.reports else silent,
         )
         settings = replace(

@@ -8,7 +8,13 @@ from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, OOD_SCORES, REDU
 
 def show(result: dict[str, Any]) -> str:
     return "\n\n".join(
-        [accuracy_table(result), diversity_table(result), *redundancy_table(result), *ood_tables(result)]
+        [
+            accuracy_table(result),
+            diversity_table(result),
+            *redundancy_table(result),
+            *fresh_table(result),
+            *ood_tables(result),
+        ]
     )
 
 
@@ -42,7 +48,19 @@ def redundancy_table(result: dict[str, Any]) -> list[str]:
         return []
     rows = [[f"{i} and {j}", nats] for (i, j), nats in zip(found["pairs"], found["nats_P"], strict=True)]
     accuracy = f"discriminator accuracy {100 * found['accuracy']:.1f} %"
-    return [table(["members", REDUNDANCY.heading], rows) + "\n" + accuracy]
+    return [table(["members", f"{REDUNDANCY.heading}, by the run's own w"], rows) + "\n" + accuracy]
+
+
+def fresh_table(result: dict[str, Any]) -> list[str]:
+    found = result.get("redundancy_fresh")
+    if found is None:
+        return []
+    kinds = ("conditional", "unconditional")
+    rows = [
+        [f"{i} and {j}", *nats]
+        for (i, j), *nats in zip(found["pairs"], *(found[kind]["nats_P"] for kind in kinds), strict=True)
+    ]
+    return [table(["members", "given the class, nats, by a fresh estimator", "in all, nats"], rows)]
 
 
 def ood_tables(result: dict[str, Any]) -> list[str]:

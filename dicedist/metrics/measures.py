@@ -55,6 +55,10 @@ DIVERSITY = (
 )
 
 REDUNDANCY = Measure("redundancy", "redundancy", "lower", 3, "nats")
+FRESH_REDUNDANCY = {  # as evaluation.json calls it, read by a fresh estimator in the same way for every run
+    "conditional": Measure("conditional", "I(Zᵢ; Zⱼ | Y)", "lower", 3, "nats"),
+    "unconditional": Measure("unconditional", "I(Zᵢ; Zⱼ)", "lower", 3, "nats"),
+}
 
 OOD = (
     Measure("fpr95", "FPR at 95 % TPR", "lower", 2, "%", 100),

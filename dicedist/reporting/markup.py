@@ -85,9 +85,17 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
-    """Which values are the best as printed; none if there is nothing to compare."""
-    known = [round(value.mean * measure.scale, measure.decimals) for value in values if value is not None]
+    """Marks the one that is better than every other by more than both their deviations over seeds, if there is one."""
+    known = [value for value in values if value is not None]
     if len(known) < 2 or measure.better is None:
         return [False] * len(values)
-    winner = max(known) if measure.better == "higher" else min(known)
-    return [value is not None and round(value.mean * measure.scale, measure.decimals) == winner for value in values]
+    best = (max if measure.better == "higher" else min)(known, key=lambda value: value.mean)
+    clear = all(apart(best, other) for other in known if other is not best)
+    return [clear and value is best for value in values]
+
+
+def apart(one: Pooled, other: Pooled) -> bool:
+    """A single run has no deviation, so that nothing can be said of it."""
+    if one.deviation is None or other.deviation is None:
+        return False
+    return abs(one.mean - other.mean) > one.deviation + other.deviation

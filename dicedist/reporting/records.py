@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from safetensors import SafetensorError
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file
 from dicedist.config import Config, Scope, flatten
 from dicedist.config.compose import scope_of
 from dicedist.reporting.labels import ORDER, Settings, labels
+from dicedist.reporting.svg import NUM_STYLES
 from dicedist.runs.run import Run
 
 SHOWN_OTHERWISE = ("method.", "structure", "ensemble.size", "redundancy.delta")  # see `settings`
@@ -24,6 +26,7 @@ MEASURED = {
     "per_class",
 }  # fmt: skip
 LONGEST_CURVE = 200
+COLOURS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,17 @@ def read_groups(runs: Sequence[Run]) -> list[Group]:
         by_settings.setdefault(json.dumps(recorded.settings, sort_keys=True), []).append(recorded)
     pooled = sorted(by_settings.values(), key=lambda group: rank(group[0].settings))
     names = labels([group[0].settings for group in pooled])
+    styles = styles_of([group[0].settings["method.name"] for group in pooled])
     return [
         Group(label, style, sorted(group, key=lambda recorded: recorded.config.seed))
-        for style, (label, group) in enumerate(zip(names, pooled, strict=True))
+        for label, style, group in zip(names, styles, pooled, strict=True)
     ]
+
+
+def styles_of(methods: Sequence[str]) -> list[int]:
+    """A method has the same colour on every page; several ensembles of one colour differ in their marker."""
+    colours = [COLOURS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
+    return [colour + NUM_STYLES * colours[:place].count(colour) for place, colour in enumerate(colours)]
 
 
 def rank(settings: Settings) -> tuple[str, int, str, float]:

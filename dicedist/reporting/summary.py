@@ -7,12 +7,17 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, REDUNDANCY, Measure
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FRESH_REDUNDANCY, OOD, Measure
 from dicedist.reporting import paper, svg
 from dicedist.reporting.markup import Section, best_of, cell, estimate, remark, table, unevaluated
 from dicedist.reporting.outside import common_sets, mean_auroc
 from dicedist.reporting.records import Group, Pooled
 
+NOT_FRESH = (
+    "How much members share is compared by a fresh estimator, the same for every run: "
+    "python -m dicedist.report --fresh runs/A runs/B."
+)
+FRESH = "redundancy, by a fresh estimator"
 Reading = Callable[[Group], Pooled | None]
 
 
@@ -34,15 +39,16 @@ def section(groups: Sequence[Group]) -> Section | None:
     headings = [block[0].settings["data.name"] if len(blocks) > 1 else "" for block in blocks]
     rows = [(heading, block_rows(block, shown)) for heading, block in zip(headings, blocks, strict=True)]
     sets = common_sets(evaluated)
-    caption = "Test set: mean ± sample deviation over n seeds; the best of a column in bold"
+    caption = "Test set: mean ± sample deviation over n seeds"
     return Section(
         "summary",
         "Summary",
-        "Runs that differ only in their seed are one row. Arrows say which way is better; a difference smaller than "
-        "the deviations means little. Before and after: temperature scaling, fitted on one half of the test set and "
-        "measured on the other.",
+        "Runs that differ only in their seed are one row. Arrows say which way is better. Bold is better than every "
+        "other row by more than both deviations over seeds; where that is not so, nothing is bold. Before and after: "
+        "temperature scaling, fitted on one half of the test set and measured on the other.",
         (tiles(blocks[0], shown) if len(blocks) == 1 else "")
         + table(caption, head(shown), rows, 2 + len(shown))
+        + remark("" if any(column.over == FRESH for column in shown) else NOT_FRESH)
         + remark(f"OOD AUROC is after temperature, the mean over {', '.join(sets)}." if sets else "")
         + unevaluated(groups)
         + glossary(groups),
@@ -76,7 +82,10 @@ def columns(groups: Sequence[Group]) -> list[Column]:
         Column(right, "the paper's", lambda group: paper.accuracy(group.runs[0].config), accuracy),
         *uncertainty,
         Column(between, errors.title + errors.arrow, of("diversity", errors.name), errors, f"highest {errors.title}"),
-        Column(between, REDUNDANCY.heading + REDUNDANCY.arrow, lambda group: group.pooled(redundancy), REDUNDANCY),
+        *(
+            Column(FRESH, measure.heading + measure.arrow, fresh_redundancy(kind), measure)
+            for kind, measure in FRESH_REDUNDANCY.items()
+        ),
         Column(detected, "max softmax", mean_over(sets, "max_softmax_tempered"), auroc, f"best OOD {auroc.heading}"),
         Column(detected, "DICE × w", mean_over(sets, "dice_x_w_tempered"), auroc),
     ]
@@ -91,10 +100,14 @@ def mean_over(sets: Sequence[str], score: str) -> Reading:
     return lambda group: mean_auroc(group, sets, score)
 
 
-def redundancy(evaluation: dict[str, Any]) -> float | None:
-    """Mean over the pairs of members."""
-    found = evaluation.get("redundancy")
-    return statistics.fmean(found["nats_P"]) if found else None
+def fresh_redundancy(kind: str) -> Reading:
+    """The mean over pairs of members; what a run's own w says is not comparable between runs, and so not shown here."""
+
+    def read(evaluation: dict[str, Any]) -> float | None:
+        found = (evaluation.get("redundancy_fresh") or {}).get(kind)
+        return statistics.fmean(found["nats_P"]) if found else None
+
+    return lambda group: group.pooled(read)
 
 
 def head(shown: Sequence[Column]) -> str:
@@ -123,18 +136,20 @@ def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
 
 
 def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
-    """One tile per column with praise: its best ensemble."""
+    """Of what matters most: who is first beyond the deviations, or the values of a single ensemble."""
     parts = []
     for column in shown:
-        found = [(value, group) for group in groups if (value := column.read(group)) is not None]
-        if column.praise and found:
-            value, group = (max if column.measure.better == "higher" else min)(found, key=lambda pair: pair[0].mean)
-            figure = estimate(value, column.measure.decimals, column.measure.scale)
-            parts.append(
-                f'<div class="tile"><span>{escape(column.praise)}</span><strong>{figure}</strong>'
-                f"<em>{svg.legend_key(group.style)}{escape(group.label)}</em></div>"
-            )
-    return f'<div class="tiles">{"".join(parts)}</div>'
+        values = [column.read(group) for group in groups]
+        first = [True] if len(groups) == 1 else best_of(values, column.measure)
+        for group, value, is_first in zip(groups, values, first, strict=True):
+            if column.praise and is_first and value is not None:
+                figure = estimate(value, column.measure.decimals, column.measure.scale)
+                said = column.praise if len(groups) > 1 else f"{column.over.rstrip(' ↑↓')}, {column.title}"
+                parts.append(
+                    f'<div class="tile"><span>{escape(said)}</span><strong>{figure}</strong>'
+                    f"<em>{svg.legend_key(group.style)}{escape(group.label)}</em></div>"
+                )
+    return f'<div class="tiles">{"".join(parts)}</div>' if parts else ""
 
 
 def glossary(groups: Sequence[Group]) -> str:

@@ -103,13 +103,13 @@ def test_what_is_not_the_whole_run_goes_beside_it(finished, tmp_path):
 
 
 def test_another_ood_set_is_added_to_those_that_were_measured(finished, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("dicedist.evaluation.evaluator.fit", partial(fit, num_steps=5))
+    monkeypatch.setattr("dicedist.evaluation.redundancy.fit", partial(fit, num_steps=5))
     run = shutil.copytree(finished, tmp_path / "run")
     (run / "report.html").unlink()
     np.save(tmp_path / "noise.npy", np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), np.uint8))
     evaluate.run([f"run={run}", f"ood.sets={{noise: {tmp_path / 'noise.npy'}}}", "estimator=fresh"])
     first = json.loads((run / "evaluation.json").read_text())
-    assert set(first["ood"]) == {"stripes", "noise"} and len(first["redundancy_fresh"]["nats_P"]) == 3
+    assert set(first["ood"]) == {"stripes", "noise"} and len(first["redundancy_fresh"]["conditional"]["nats_P"]) == 3
     assert f"done: {run / 'report.html'}" in capsys.readouterr().out and (run / "report.html").exists()
     evaluate.run([f"run={run}"])
     again = json.loads((run / "evaluation.json").read_text())

@@ -11,7 +11,7 @@ from dicedist.algorithm.adversary import Features
 from dicedist.algorithm.discriminator import Discriminator, PairClassifier
 from dicedist.algorithm.schedules import Moment
 from dicedist.config.schema import RedundancyConfig
-from dicedist.evaluation.redundancy import PREDICTED, estimate, fit
+from dicedist.evaluation.redundancy import PREDICTED, estimate, fit, fresh_estimates
 from tests.support.literal import literal_of
 
 CONFIG = RedundancyConfig(
@@ -176,6 +176,30 @@ def test_estimate_reads_zero_for_independent_features():
     for bin_ in result.calibration:
         if bin_["count"] > 1000:
             assert bin_["joint"] == pytest.approx(bin_["mean"], abs=0.05)
+
+
+def test_held_out_means_that_partners_are_held_out_too():
+    """Whatever w remembers of its training features, the estimate does not see it; nor does w forget it."""
+    held_out, labels = correlated(8, 0.5, 600, 3, torch.Generator().manual_seed(0))
+    w = Discriminator(replace(CONFIG, num_samples=1, scale="none"), 2, 8, 3, conditional=True, seed=0)
+    before = estimate(w, held_out, labels, w.pairs_P2)
+    w.memory.write(1e3 * torch.ones(2, 30, 8), torch.ones(2, 30, 8), torch.arange(30) % 3)
+    after = estimate(w, held_out, labels, w.pairs_P2)
+    assert before == after and all(deviation > 0 for deviation in before.deviation_P)
+    assert w.memory.means_MQD.max() == 1e3
+
+
+def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
+    monkeypatch.setattr("dicedist.evaluation.redundancy.fit", partial(fit, num_steps=200))
+    draws = torch.Generator().manual_seed(0)
+    train, train_labels = correlated(4, 0.9, 4000, 3, draws)
+    held_out, labels = correlated(4, 0.9, 2000, 3, draws)
+    found = fresh_estimates(train, train_labels, held_out, labels, 3)
+    scaled = [Features(50 * of.means_MBD + 3, 0.01 * of.scales_MBD) for of in (train, held_out)]
+    again = fresh_estimates(scaled[0], train_labels, scaled[1], labels, 3)
+    for kind in ("conditional", "unconditional"):
+        assert again[kind].nats_P == pytest.approx(found[kind].nats_P, abs=1e-3)
+    assert found["unconditional"].nats_P[0] > found["conditional"].nats_P[0] > 0.05  # the class is shared, too
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from dicedist.reporting.labels import labels
 from dicedist.reporting.lines import Line, heights
 from dicedist.reporting.page import pictures, write_report
 from dicedist.reporting.placing import apart
-from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, read_groups, read_run, thinned
+from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, read_groups, read_run, styles_of, thinned
 from dicedist.reporting.svg import axis
 from dicedist.runs.run import Run
 
@@ -214,18 +214,50 @@ def test_seeds_are_pooled_as_mean_and_deviation(make_run: MakeRun, report: Calla
     assert row_of(text, "Ind.")[0] == "1" and "±" not in row_of(text, "Ind.")[1]
 
 
-def test_best_of_each_column_is_bold(make_run: MakeRun, report: Callable[..., str]) -> None:
-    runs = {"Ind.": make_run("ind", "ind"), "CEB": make_run("ceb", "ceb"), "DICE": make_run("dice")}
-    for folder, accuracy, nll in zip(runs.values(), (0.7, 0.9, 0.9), (0.3, 0.2, 0.25), strict=True):
-        evaluation = json.loads((folder / "evaluation.json").read_text())
-        evaluation["ensemble"] |= {"accuracy": accuracy, "nll": nll}
-        (folder / "evaluation.json").write_text(json.dumps(evaluation))
-    rows = re.findall(r'<tr>(<th scope="row".*?)</tr>', section_of(report(*runs.values()), "summary"))
+def test_only_what_is_better_beyond_the_deviations_is_bold_or_praised(
+    make_run: MakeRun, report: Callable[..., str]
+) -> None:
+    figures = {  # by method: accuracy and NLL of two seeds
+        "ind": ((0.70, 0.72), (0.30, 0.31)),
+        "ceb": ((0.80, 0.84), (0.20, 0.21)),
+        "dice": ((0.81, 0.85), (0.25, 0.26)),
+    }
+    runs = []
+    for method, columns in figures.items():
+        for seed, (accuracy, nll) in enumerate(zip(*columns, strict=True)):
+            runs.append(make_run(f"{method}{seed}", method, seed=seed))
+            evaluation = json.loads((runs[-1] / "evaluation.json").read_text())
+            evaluation["ensemble"] |= {"accuracy": accuracy, "nll": nll}
+            (runs[-1] / "evaluation.json").write_text(json.dumps(evaluation))
+    summary = section_of(report(*runs), "summary")
+    rows = re.findall(r'<tr>(<th scope="row".*?)</tr>', summary)
     bold = {
-        column: [label for label, row in zip(runs, rows, strict=True) if "<b>" in row.split("<td")[column]]
+        column: [label for label, row in zip(figures, rows, strict=True) if "<b>" in row.split("<td")[column]]
         for column in (2, 4)
     }
-    assert bold == {2: ["CEB", "DICE"], 4: ["CEB"]}
+    assert bold == {2: [], 4: ["ceb"]}
+    assert "most accurate" not in summary
+    alone = [run for run in runs if run.name.endswith("0")]
+    assert "<b>" not in section_of(report(*alone), "summary"), "single runs have no deviation"
+
+
+def test_a_method_has_the_same_colour_on_every_page() -> None:
+    assert styles_of(["ind", "dice"]) == [0, 2] and styles_of(["dice", "dice", "ceb"]) == [2, 10, 1]
+    assert styles_of(["mine"]) == styles_of(["ind", "mine"])[1:]
+
+
+def test_redundancy_is_compared_by_one_estimator_only(make_run: MakeRun, report: Callable[..., str]) -> None:
+    runs = [make_run("ind", "ind"), make_run("dice")]
+    own = report(*runs)
+    assert "report --fresh" in section_of(own, "summary") and "I(Zᵢ; Zⱼ | Y)" not in own
+    for folder, nats in zip(runs, (0.5, 0.25), strict=True):
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        kinds = {kind: {"nats_P": [nats]} for kind in ("conditional", "unconditional")}
+        evaluation["redundancy_fresh"] = {"pairs": [[0, 1]], **kinds}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    fresh = report(*runs)
+    assert "I(Zᵢ; Zⱼ | Y), nats ↓" in fresh and "0.250" in row_of(fresh, "DICE")
+    assert "report --fresh" not in section_of(fresh, "summary")
 
 
 def test_data_sets_are_not_ranked_against_each_other(make_run: MakeRun, report: Callable[..., str]) -> None:

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from dicedist.config import Config, flatten
@@ -206,11 +207,12 @@ class Mirror:
         if self.is_sent("result"):
             return
         result = read_json(self.run.result_file)
-        measures = flat(result) | {
-            f"{key}.nats": sum(found["nats_P"]) / len(found["nats_P"])
-            for key in ("redundancy", "redundancy_fresh")
-            if (found := result.get(key)) and found.get("nats_P")
+        fresh = result.get("redundancy_fresh") or {}
+        estimates = {"redundancy": result.get("redundancy")} | {
+            f"redundancy_fresh.{kind}": fresh.get(kind) for kind in ("conditional", "unconditional")
         }
+        nats = {f"{name}.nats": fmean(found["nats_P"]) for name, found in estimates.items() if found}
+        measures = flat(result) | nats
         values = {f"test/{name.replace('.', '/')}": value for name, value in measures.items() if is_number(value)}
         for batch in chunks(as_metrics({"step": 0, **values}), MOST_METRICS):
             self.client.log_batch(self.state["run_id"], metrics=batch)
