@@ -17,7 +17,7 @@ class Batch:
     indices_B: Tensor  # positions in the data split, on the CPU
     labels_B: Tensor
     checksum: int  # of the whole batch
-    views: list[Tensor]  # float32 [B, C, H, W] channels_last: one for all members, or one for each, or none
+    images: list[Tensor]  # float32 [B, C, H, W] channels_last: one for all members, or one for each, or none
 
 
 def share(batch: int, replicas: int, replica: int) -> slice:

@@ -2,14 +2,17 @@
 
     members     encode ──┐                    ┌── backward, SGD step ── encode the next batch ...
                        gather              scatter
-    w                    └── gradients of w ──┘── learn: 4 RMSProp steps, memory ...
+    w                    └── gradients of w ──┘── learn: num_steps steps, class memory ...
 
 The discriminator w first returns gradients, computed with its weights from the previous step, and learns afterwards
-(the paper's order). On a rank of its own it learns while the members run backward and the next forward; on a rank
-with members, while they run backward. Methods that work on predictions have no w: the gather brings each member the
-predictions of its peers.
+(the paper's order). On a rank of its own it learns while the members run backward and the next forward; on a GPU with
+members, on a second stream while they run backward; on a CPU with members, before that. Methods that work on
+predictions have no w: the gather brings each member the predictions of its peers.
 
-Legend: M members, B inputs, D features.
+dicedist.cluster.assembly builds the step of a rank, and the trainer calls it once per batch on every rank. In a single
+process all parts are hosted here, and gather and scatter only hand tensors over.
+
+Legend: M members, B inputs, D features, K classes.
 """
 
 import contextlib
@@ -61,7 +64,7 @@ class Step:
         self.num_members, self.replicas, self.device = exchange.num_members, exchange.replicas, exchange.device
         self.precision = AUTOCAST[precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        if sync_batch_norm and self.replicas > 1:
+        if sync_batch_norm and self.replicas > 1:  # before DistributedDataParallel takes hold of the modules below
             for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
                 synchronise(part.module, exchange.sum_over_replicas)
         self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
@@ -69,6 +72,10 @@ class Step:
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
     def __call__(self, batch: Batch) -> Outcome:
+        """All ranks call; gather, scatter and the sum inside `descend` are where they meet.
+
+        On w's own rank there are no encodings, elsewhere no features and no gradients of w.
+        """
         now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)
         encodings = self.encode(batch)
         fields = self.fields(encodings)
@@ -108,26 +115,29 @@ class Step:
         if self.records_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # graphs may now overwrite their outputs of the previous step
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            inputs = batch.views if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.views)
+            inputs = batch.images if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.images)
             for nth, member in enumerate(self.hosted.members):
-                seen = inputs[min(nth, len(inputs) - 1)]
+                seen = inputs[min(nth, len(inputs) - 1)]  # one view for all members, or one for each in their order
                 encodings[member] = self.encoders[member](seen, self.noise(batch, member))
         return encodings
 
     def noise(self, batch: Batch, member: int) -> Tensor | None:
-        """The noise on z: the same for an input whichever replica sees it; None for a deterministic member."""
+        """The noise on z, None for a deterministic member.
+
+        It is drawn for the whole batch, so that an input gets the same noise whichever replica sees it.
+        """
         if self.hosted.member(member).bottleneck is None:
             return None
         draws = generator(self.device, self.seed, "z", batch.epoch, batch.step_in_epoch, member)
         width = self.hosted.member(member).encoder.feature_dim
         return torch.randn(batch.size, width, generator=draws, device=self.device)[batch.rows]
 
-    def through_trunk(self, trunk: Part, views: Sequence[Tensor]) -> list[Tensor]:
-        shared = [trunk.module(view) for view in views]
-        if self.method.averages_trunk:
-            for output in shared:
+    def through_trunk(self, trunk: Part, images: Sequence[Tensor]) -> list[Tensor]:
+        outputs = [trunk.module(view) for view in images]
+        if self.method.averages_trunk:  # CL-ILR divides the gradient where branches leave the trunk
+            for output in outputs:
                 output.register_hook(lambda gradient: gradient / self.num_members)
-        return shared
+        return outputs
 
     def fields(self, encodings: Mapping[int, Encoding]) -> dict[int, Fields]:
         shared = self.hosted.shared_modules
@@ -140,8 +150,9 @@ class Step:
     def features(self, gathered: Gathered) -> Features | None:
         if self.hosted.w is None:
             return None
-        compared = self.exchange.compared
+        compared = self.exchange.compared  # all members but a student
         means_MBD = gathered.stacked("mean", compared)
+        # Deterministic members send no scale: w then adds noise of variance 1, or none (redundancy.scale).
         sent = all("scale" in gathered.fields[member] for member in compared)
         return Features(means_MBD, gathered.stacked("scale", compared) if sent else torch.ones_like(means_MBD))
 
@@ -174,39 +185,42 @@ class Step:
         labels_B: Tensor,
     ) -> list[View]:
         everyone, size = gathered.fields, self.num_members
+        # What was gathered is detached; a member's own fields keep their graph.
         return [
             View(member, size, self.hosted.member(member), own, labels_B, everyone | {member: fields[member]})
             for member, own in encodings.items()
         ]
 
     def descend(
-        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
+        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], fraction: float, now: Moment
     ) -> Values:
         """Run backward from every member's (loss, mean) with (1, redundancy gradient), then update all parts but w.
 
-        share: the fraction of the batch that this rank sees. A member's gradient is the mean over its replicas, so
-        `replicas * share` makes each replica count for the inputs that it saw.
+        fraction: of the batch, that this rank sees. A member's gradient is the mean over its replicas, so
+        `replicas * fraction` makes each replica count for the inputs that it saw. The gradients of w are already those
+        of a mean over the whole batch.
         """
         values: Values = {}
         heads: list[Tensor] = []
-        seeds: list[Tensor | None] = []
+        initial_gradients: list[Tensor | None] = []
         for view in views:
             losses = self.method.losses(view, now)
             loss = torch.stack(list(losses.values())).sum()
-            heads.append(self.scaler.scale(self.replicas * share * loss))
-            seeds.append(None)
+            heads.append(self.scaler.scale(self.replicas * fraction * loss))
+            initial_gradients.append(None)
             if view.index in redundancy_gradients:
                 heads.append(view.own.mean_BD)
-                seeds.append(self.scaler.scale(self.replicas * redundancy_gradients[view.index]))
+                initial_gradients.append(self.scaler.scale(self.replicas * redundancy_gradients[view.index]))
             right_B = view.own.logits_BK.argmax(1) == view.labels_B
             named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
             values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}
         if heads:
-            torch.autograd.backward(heads, seeds)
+            torch.autograd.backward(heads, initial_gradients)
             values |= self.update(now)
         return values
 
     def update(self, now: Moment) -> Values:
+        # Summed before they are unscaled: ranks that share parameters never use fp16 (build.check_members).
         self.exchange.sum_gradients(self.hosted.common_parameters)
         for part in self.hosted.learners:
             self.scaler.unscale_(part.optimizer)
@@ -221,6 +235,9 @@ class Step:
 
 
 def gradient_norm(module: nn.Module) -> Tensor:
-    """The norm over all parameters; 0 where it is not finite, as in a step that fp16 skips."""
+    """The norm over all parameters; 0 where it is not finite, as in a step that fp16 skips.
+
+    A gradient that overflows otherwise shows in the next loss, which ends the run.
+    """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     return torch.nan_to_num(nn.utils.get_total_norm(gradients), nan=0.0, posinf=0.0)

@@ -57,7 +57,7 @@ class EmulatedStep(Step):
         return torch.zeros_like(features.means_MBD), {}
 
     def descend(
-        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], share: float, now: Moment
+        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], fraction: float, now: Moment
     ) -> Values:
         time.sleep(self.durations.backward * len(views))
         return {}

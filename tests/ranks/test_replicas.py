@@ -30,9 +30,9 @@ def share_of(batch, step):
     """What a replica's loader gives it."""
     placement, rank = step.exchange.placement, step.exchange.rank
     if not placement.members_on(rank):
-        return replace(batch, views=[])
+        return replace(batch, images=[])
     rows = share(batch.size, placement.replicas, placement.replica_on(rank))
-    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], views=[view[rows] for view in batch.views])
+    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], images=[view[rows] for view in batch.images])
 
 
 def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):

@@ -57,7 +57,7 @@ def assert_equals_reference(config, size=11):
     values = step(batch).values
     where = (batch.epoch, batch.step_in_epoch)
     expected, gradients = reference.gradients(
-        batch.views[0],
+        batch.images[0],
         batch.labels_B,
         Schedules.of(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH),
         [generator(CPU, config.seed, "z", *where, member) for member in range(num_members)],

@@ -52,7 +52,7 @@ def test_views_are_torchvisions(cifar, data_config, backend):
     drawn = augmentation(0, 4, 0, 128, config)
     images = cifar.train.take(batch.indices_B)
     expected = [by_torchvision(*one, cifar) for one in zip(images, drawn.starts_B2, drawn.flips_B, strict=True)]
-    (views,) = batch.views
+    (views,) = batch.images
     assert torch.allclose(views, torch.stack(expected), rtol=0, atol=1e-6)
     assert views.dtype == torch.float32 and views.is_contiguous(memory_format=torch.channels_last)
     assert batch.labels_B.equal(cifar.train.labels_N[batch.indices_B])
@@ -79,7 +79,7 @@ def test_cutout_blanks_a_square(cifar, data_config, backend):
     expected = uncut.view(RawBatch(cifar.train.take(batch.indices_B), drawn._replace(cutout_B2=None)))
     for image, (y, x) in zip(expected, drawn.cutout_B2.tolist(), strict=True):
         image[:, max(y - 4, 0) : y + 5, max(x - 4, 0) : x + 5] = 0
-    assert torch.allclose(batch.views[0], expected, rtol=0, atol=1e-6)
+    assert torch.allclose(batch.images[0], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -92,7 +92,7 @@ def test_dali_equals_torch(real_data, data_config, name, augment):
     pairs = zip(*(loader(source, config, backend, batch_size=500).epoch(7, last) for backend in BACKENDS), strict=True)
     for ours, dalis in pairs:
         assert ours.checksum == dalis.checksum and ours.labels_B.equal(dalis.labels_B)
-        assert torch.allclose(ours.views[0], dalis.views[0], rtol=0, atol=1e-6)
+        assert torch.allclose(ours.images[0], dalis.images[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -104,7 +104,7 @@ def test_restart_in_the_middle_of_an_epoch(cifar, data_config, backend):
     rest = list(loader(cifar, config, backend).epoch(2, start=5))
     assert [batch.step_in_epoch for batch in rest] == [5, 6, 7]
     for ours, theirs in zip(whole[5:], rest, strict=True):
-        assert ours.checksum == theirs.checksum and ours.views[0].equal(theirs.views[0])
+        assert ours.checksum == theirs.checksum and ours.images[0].equal(theirs.images[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -116,7 +116,7 @@ def test_an_abandoned_epoch_leaves_nothing_behind(cifar, data_config, backend):
             break
     after, expected = list(used.epoch(1)), list(loader(cifar, config, backend).epoch(1))
     assert len(after) == len(expected) == 8
-    assert all(a.views[0].equal(b.views[0]) for a, b in zip(after, expected, strict=True))
+    assert all(a.images[0].equal(b.images[0]) for a, b in zip(after, expected, strict=True))
     assert list(used.epoch(1, start=8)) == []
     used.close()
 
@@ -130,14 +130,14 @@ def test_placements_agree(cifar, data_config, backend, per_member):
     for member in range(4):
         alone = loader(cifar, config, backend, members=[member]).epoch(0)
         for ours, theirs in zip(together, alone, strict=True):
-            assert ours.checksum == theirs.checksum and len(theirs.views) == 1
-            assert ours.views[member if per_member else 0].equal(theirs.views[0])
-    views = together[0].views
+            assert ours.checksum == theirs.checksum and len(theirs.images) == 1
+            assert ours.images[member if per_member else 0].equal(theirs.images[0])
+    views = together[0].images
     assert len(views) == (4 if per_member else 1)
     assert not any(views[i].equal(views[j]) for i in range(len(views)) for j in range(i))
     labels_only = dataclasses.replace(cifar, train=Split(None, cifar.train.labels_N))
     for ours, theirs in zip(together, loader(labels_only, config, backend, members=()).epoch(0), strict=True):
-        assert ours.checksum == theirs.checksum and theirs.views == [] and ours.labels_B.equal(theirs.labels_B)
+        assert ours.checksum == theirs.checksum and theirs.images == [] and ours.labels_B.equal(theirs.labels_B)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -145,7 +145,7 @@ def test_threads_make_no_difference(cifar, data_config, backend):
     one, two = (
         list(loader(cifar, data_config("cifar100", num_threads=threads), backend).epoch(0)) for threads in (1, 2)
     )
-    assert all(a.views[0].equal(b.views[0]) for a, b in zip(one, two, strict=True))
+    assert all(a.images[0].equal(b.images[0]) for a, b in zip(one, two, strict=True))
 
 
 def test_evaluation_sees_the_images_as_they_are(cifar):
