@@ -8,25 +8,17 @@ Examples:
     dicedist predict run=runs/NAME photos/
     dicedist export run=runs/NAME format=onnx
     dicedist COMMAND --help                                     its examples and every key
+    dicedist --version
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 
+from dicedist import __version__
 from dicedist.cluster.process import command
-
-COMMANDS = {  # name of the module, which has a function run(arguments) -> what it does
-    "train": "train an ensemble, or continue to",
-    "evaluate": "accuracy, calibration, diversity, redundancy, out-of-distribution detection",
-    "report": "one page with tables and figures of runs",
-    "predict": "label images, and tell how sure that is",
-    "export": "write pt2, onnx or safetensors",
-    "sweep": "train over values of keys and seeds",
-    "mirror": "send a run's records to MLflow",
-    "bench": "measure this machine",
-}
+from dicedist.config.commands import COMMANDS, available
 
 
 def main() -> None:
@@ -34,16 +26,17 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(usage())
         return
+    if name == "--version":
+        print(f"dicedist {__version__}")
+        return
+    if os.getcwd() not in sys.path:  # as `python -m` does: networks of the user's own are imported from here
+        sys.path.insert(0, os.getcwd())
     sys.argv = [f"dicedist {name}", *rest]
     command(import_module(f"dicedist.{name}").run if name in available() else refuse)
 
 
 def usage() -> str:
-    return "\n".join([f"{__doc__}\nCommands:", *(f"    {name:10}{COMMANDS[name]}" for name in available())])
-
-
-def available() -> list[str]:
-    return [name for name in COMMANDS if find_spec(f"dicedist.{name}")]
+    return "\n".join([f"{__doc__}\nCommands:", *(f"    {name:12}{COMMANDS[name]}" for name in available())])
 
 
 def refuse(arguments: Sequence[str]) -> None:

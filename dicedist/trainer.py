@@ -162,7 +162,7 @@ class Trainer:
         self.tracker.open()
         if left > 0:
             self.run.set_results_aside()
-            announce(self.config, self.world, self.hosted, self.exchange, len(self.source.train), left, self.tracker)
+            announce(self.config, self.world, self.step, self.exchange, self.source, left, self.tracker)
             self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         try:
             self.train()
@@ -225,7 +225,9 @@ class Trainer:
             self.tracker.add(record["values"])
             self.loss_scales |= record["loss_scales"]
         if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
-            self.tracker.summarise(self.done, self.done / self.steps_per_epoch, self.schedules())
+            self.tracker.summarise(
+                self.done, self.done / self.steps_per_epoch, self.schedules(), not self.validation_due
+            )
             figures = self.pace.figures(self.done)
             for record in records:
                 figures |= record["system"]

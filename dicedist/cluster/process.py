@@ -8,10 +8,12 @@ torch is not imported here: help and refusals do not need it.
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -135,7 +137,17 @@ def end(message: str, code: int) -> NoReturn:
         traceback.print_exc()
     if message and is_first_to_end(code):
         print(f"dicedist: {message}", file=sys.stderr, flush=True)
+        tell_torchrun(message)
     exit_process(code)
+
+
+def tell_torchrun(message: str) -> None:
+    """Plain torchrun ends with a long banner, which quotes this file: our line comes last as well."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and LAUNCHER not in os.environ:
+        about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": about}))
 
 
 def is_first_to_end(code: int) -> bool:

@@ -71,6 +71,11 @@ class NetworkConfig:
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
 
+    @property
+    def label(self) -> str:
+        """What members are, for people."""
+        return ", ".join(self.per_member) if self.per_member else self._target_ or self.name
+
 
 @dataclass
 class MethodConfig:

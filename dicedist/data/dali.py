@@ -3,7 +3,9 @@
 Legend: B batch, H rows, W columns, C colours.
 """
 
+import contextlib
 import os
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,12 +97,27 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
         pipe = _decoder(iter(batches[done:]), max(map(len, batches)), size, num_threads)
         try:
             while done < len(batches):
-                (images,) = pipe.run()
+                with silence():
+                    (images,) = pipe.run()
                 yield np.asarray(images.as_cpu().as_tensor())
                 done += 1
         except (RuntimeError, OSError):  # a pipeline is no longer valid after an error
             yield None
             done += 1
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """DALI prints its own lines about a file that it cannot decode, past Python; dicedist tells of it in one."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_threads: int) -> Pipeline:

@@ -16,6 +16,7 @@ from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
 
+from dicedist.console.lines import plural
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
 from dicedist.data.sets.folder import Fit, crop, decode_file, find_images, shrink_and_crop
@@ -110,7 +111,8 @@ def read_folder(folder: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
     if not images:
         raise ValueError(f"{folder} holds no images that can be decoded")
     if len(images) < len(decoded):
-        log.warning("%s: left out %d images that cannot be decoded", folder, len(decoded) - len(images))
+        left_out = plural(len(decoded) - len(images), "image")
+        log.warning("%s: left out %s that cannot be decoded", folder, left_out)
     return np.stack(images)
 
 

@@ -29,6 +29,7 @@ from dicedist.runs.checkpoint import WEIGHTS, Checkpoint
 from dicedist.runs.run import Run
 
 IMAGES = ("uint8", "float")
+PREPARATION = "the short side is scaled to `size` by bilinear interpolation, and the middle square is taken"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class About:
     images: str  # uint8 [N, H, W, 3] | float [N, 3, H, W] in 0..1
     average: str  # logits | probabilities
     temperature: float
+    preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
 
 
 class Ensemble(nn.Module):
@@ -94,6 +96,8 @@ class Ensemble(nn.Module):
         ood_score: high means in distribution. The largest probability for logits times mean(1 - w), "DICE x w" in
             the evaluation; without w, the largest probability.
         """
+        if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
+            self.refuse_unfit(images)
         inputs = self.trunk(self.normalise(images))
         means = [encoder(inputs) for encoder in self.encoders]
         heads = zip(self.classifiers, means, strict=True)
@@ -108,6 +112,24 @@ class Ensemble(nn.Module):
             "confidence": largest(logits_NK / self.about.temperature),
             "ood_score": largest(logits_NK * share_N1),
         }
+
+    def refuse_unfit(self, images: Tensor) -> None:
+        """Images of another type, size or range would be answered, and wrongly."""
+        about, size, is_uint8 = self.about, self.about.size, self.about.images == "uint8"
+        layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
+        fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
+        if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
+            raise ValueError(
+                f"images are {images.dtype} {list(images.shape)}, and this ensemble takes {layout} with "
+                f"{size} x {size} pixels: {about.preparation}"
+            )
+        if not images.numel():
+            return
+        low, high = images.amin().item(), images.amax().item()
+        if is_uint8 and high <= 1:
+            raise ValueError(f"the brightest pixel is {high:.0f} of 255: were images in 0..1 turned into uint8?")
+        if not is_uint8 and not (0 <= low and high <= 1):
+            raise ValueError(f"pixels lie in {low:.3g}..{high:.3g}: give images in 0..1, which are normalised in here")
 
     def normalise(self, images: Tensor) -> Tensor:
         images_NCHW = images.permute(0, 3, 1, 2).float() if self.about.images == "uint8" else images

@@ -74,7 +74,10 @@ def answer(ensemble: Ensemble, images_NHWC: NDArray[np.uint8]) -> Iterator[Row]:
     outputs = ensemble(torch.from_numpy(images_NHWC).to(ensemble.scale_C11.device))
     names = [ensemble.about.class_names[label] for label in outputs["label"].tolist()]
     columns = [outputs[name].tolist() for name in COLUMNS]
-    return (dict(zip(("label", *COLUMNS), values, strict=True)) for values in zip(names, *columns, strict=True))
+    classes = ensemble.about.class_names
+    shares = [dict(zip(classes, row, strict=True)) for row in outputs["probabilities"].tolist()]
+    keys = ("label", *COLUMNS, "probabilities")
+    return (dict(zip(keys, values, strict=True)) for values in zip(names, *columns, shares, strict=True))
 
 
 def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> None:

@@ -76,6 +76,7 @@ class Recorded:
             **{key: value for key, value in compared.items() if scope_of(key) in (Scope.RESULT, Scope.LENGTH)},
             **({"redundancy.delta": config.redundancy.delta_for(size)} if compares else {}),
             "data.name": f"folder {config.data.root}" if config.data.name == "folder" else config.data.name,
+            "network.name": config.network.label,
             "method.name": config.method.name,
             "method.title": config.method.title or config.method.name,
             "method.meaning": config.method.meaning or f"terms {json.dumps(config.method.terms)}",

@@ -39,10 +39,13 @@ class SilentTracker:
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Adds the values of some steps to the next summary."""
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float]) -> None:
-        """Records the means over the steps since the last summary, and the current values of the schedules."""
+    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
+        """Records the means over the steps since the last summary, and the current values of the schedules.
 
-    def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        quiet: a validation of the same step follows, whose line says it all.
+        """
+
+    def log(self, step: int, epoch: float, metrics: Mapping[str, float], quiet: bool = False) -> None:
         """Writes one record."""
 
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
@@ -91,21 +94,22 @@ class Tracker(SilentTracker):
         for name, column in values.items():
             self.pending[name] = [*self.pending.get(name, []), *column]
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float]) -> None:
+    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         if not self.pending:
             return
         means = {f"train/{name}": math.fsum(column) / len(column) for name, column in self.pending.items()}
         scheduled = {f"schedule/{name}": value for name, value in schedules.items()}
-        self.log(step, epoch, {**means, **mean_of_members(means), **scheduled})
+        self.log(step, epoch, {**means, **mean_of_members(means), **scheduled}, quiet)
         self.pending = {}
 
-    def log(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, epoch: float, metrics: Mapping[str, float], quiet: bool = False) -> None:
         self.unwritten.append(json.dumps({"step": step, "epoch": round(epoch, 4), **metrics}) + "\n")
         self.write()
         self.latest |= {name: metrics[key] for key, name in SHOWN.items() if key in metrics}
         figures = "  ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
-        last = step >= self.total_steps or any(name.startswith("val/") for name in metrics)
-        self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
+        if not quiet or self.progress.terminal:
+            last = step >= self.total_steps or any(name.startswith("val/") for name in metrics)
+            self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
 
     def write(self) -> None:
         """If the disk is full, records wait in memory until the next call."""

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from dicedist import __main__ as cli
-from dicedist import export, train
+from dicedist import __version__, export, train
 from dicedist.config import compose_config
 from dicedist.runs.run import Run
 from tests.support import CHECKOUT as ROOT
@@ -140,3 +141,62 @@ def test_train_over_processes_under_the_launcher(tmp_path):
     assert "member 1, discriminator" in done.stdout
     refused = subprocess.run([*words, "seed=1"], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1, "the launcher's exit code and one line"
+
+
+def test_version(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dicedist", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"dicedist {__version__}\n"
+
+
+NETWORK = """
+from torch import nn
+class Mine(nn.Module):
+    feature_dim = 12
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 12, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    def forward(self, images):
+        return self.layers(images)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_network_of_ones_own_from_the_working_folder_reaches_mlflow(tmp_path):
+    """By the console script, which has not the working folder among its paths."""
+    (tmp_path / "mine.py").write_text(NETWORK)
+    script = Path(sys.executable).with_name("dicedist")
+    words = [
+        script,
+        "train",
+        *TINY,
+        "max_steps=1",
+        "network._target_=mine.Mine",
+        "network.trusted=true",
+        "tracking=mlflow",
+    ]
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "2 x mine.Mine (net)" in done.stdout and "done: runs/tiny/report.html" in done.stdout.splitlines()[-1]
+    assert "warning" not in done.stderr
+    assert [*(tmp_path / "mlruns").rglob("ensemble.pt2")], "the model was logged, as training was trusted to run it"
+    assert "mine.Mine" in (tmp_path / "runs/tiny/report.html").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_the_one_line_is_the_last_of_a_plain_torchrun_too(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "dicedist.train",
+    ]
+    done = subprocess.run([*words, *TINY, "epochs=0", f"run.dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    first, banner = done.stderr.split("ChildFailedError", 1)
+    assert "dicedist: epochs=0: write a number above 0" in first and "epochs=0: write a number above 0" in banner

@@ -55,7 +55,12 @@ def expected(ensemble, path):
     with torch.inference_mode():
         outputs = ensemble(pixels[None])
     label = ensemble.about.class_names[outputs.pop("label")]
-    return {"label": label, **{name: pytest.approx(outputs[name].item(), abs=1e-5) for name in prediction.COLUMNS}}
+    shares = dict(zip(ensemble.about.class_names, outputs["probabilities"][0].tolist(), strict=True))
+    return {
+        "label": label,
+        "probabilities": pytest.approx(shares, abs=1e-5),
+        **{name: pytest.approx(outputs[name].item(), abs=1e-5) for name in prediction.COLUMNS},
+    }
 
 
 def test_a_folder_in_batches(run, ensemble, photos, capsys):

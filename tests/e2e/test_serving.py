@@ -132,6 +132,14 @@ def test_is_served_over_http(logged, served, tmp_path):
 
 
 @pytest.mark.timeout(300)
+def test_images_that_would_be_answered_wrongly_are_refused_over_http(served, tmp_path):
+    photos = np.load(images(tmp_path))
+    for wrong, reason in ((photos / 255, "not floats in 0..1"), (photos[:, :16], "shape")):
+        with pytest.raises(AssertionError, match=f"400 .*{reason}"):
+            served(wrong)
+
+
+@pytest.mark.timeout(300)
 def test_answers_about_real_images_are_the_networks_own(logged, served, real_data):
     photos = torch.from_numpy(CIFAR10(real_data, train=False).data[:NUM_IMAGES])
     answers, own = served(photos.numpy()), load_ensemble(Run.open(logged[0]), images="uint8")(photos)
@@ -163,7 +171,7 @@ def patiently(request):
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
-            raise AssertionError(error.read()[:1000]) from error
+            raise AssertionError(f"{error.code} {error.read()[-1000:].decode()}") from error
         except OSError:
             assert time.monotonic() < deadline, "the server did not come up"
             time.sleep(0.5)

@@ -134,6 +134,23 @@ def test_float_images(dice, images):
     torch.testing.assert_close(found["probabilities"], expected["probabilities"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "line"),
+    [
+        ("uint8", lambda x: x / 255, r"images are torch.float32 .* takes uint8 \[N, H, W, 3\] with 32 x 32 pixels"),
+        ("uint8", lambda x: (x / 255).to(torch.uint8), "the brightest pixel is [01] of 255: were images in 0..1"),
+        ("uint8", lambda x: x.repeat(1, 7, 7, 1), r"\[\d+, 224, 224, 3\], .*the short side is scaled to `size`"),
+        ("float", lambda x: x, "images are torch.uint8"),
+        ("float", lambda x: x.permute(0, 3, 1, 2).float(), "pixels lie in .*: give images in 0..1"),
+        ("float", lambda x: x.permute(0, 3, 1, 2) / 64 - 2, "pixels lie in -.*: give images in 0..1"),
+    ],
+)
+def test_images_that_would_be_answered_wrongly_are_refused(dice, images, kind, change, line):
+    ensemble = load_ensemble(Run.open(dice), images=kind, tell=print)
+    with pytest.raises(ValueError, match=line):
+        ensemble(change(images))
+
+
 def test_student_alone(tmp_path, images):
     run = train_briefly(tmp_path, "method=okddip_dice", "structure=branch")
     own = evaluated(run, run, "members=[2]")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dicedist.config.schema import DataConfig
+from dicedist.console.lines import plural
 from dicedist.console.progress import Progress
 from dicedist.data import uses_dali
 from dicedist.data.prepared import NewArray, Prepared, prepare
@@ -172,7 +173,7 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
     for bad in corrupt[:LISTED]:
         log.warning("left out %s: %s", bad.file, bad.reason)
     if len(corrupt) > LISTED:
-        log.warning("left out %d more images that cannot be decoded", len(corrupt) - LISTED)
+        log.warning("left out %s more that cannot be decoded", plural(len(corrupt) - LISTED, "image"))
     for split, entries in about["corrupt"].items():
         labels = np.delete(prepared.array(f"{split}_labels"), [entry[0] for entry in entries])
         counts = np.bincount(labels, minlength=len(about["class_names"]))

@@ -1,0 +1,30 @@
+"""Completion of commands, keys and values for a shell.
+
+Examples:
+    python -m dicedist.completion bash >> ~/.bashrc
+    dicedist completion zsh > ~/.zsh/completions/_dicedist
+    dicedist completion fish > ~/.config/fish/completions/dicedist.fish
+"""
+
+from collections.abc import Sequence
+
+from dicedist.cluster.process import command
+from dicedist.config.commands import available
+from dicedist.config.completion import SCRIPTS, candidates
+
+
+def run(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    shell, *words = arguments
+    if shell == "candidates":  # what the scripts ask for
+        print("\n".join(candidates(words, available())))
+    elif shell in SCRIPTS:
+        print(SCRIPTS[shell], end="")
+    else:
+        raise ValueError(f"{shell}: write one of {', '.join(SCRIPTS)}")
+
+
+if __name__ == "__main__":
+    command(run)

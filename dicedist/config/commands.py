@@ -1,0 +1,20 @@
+"""The commands of dicedist."""
+
+from importlib.util import find_spec
+
+COMMANDS = {  # name of the module, which has a function run(arguments) -> what it does
+    "train": "train an ensemble, or continue to",
+    "evaluate": "accuracy, calibration, diversity, redundancy, out-of-distribution detection",
+    "report": "one page with tables and figures of runs",
+    "predict": "label images, and tell how sure that is",
+    "export": "write pt2, onnx or safetensors",
+    "sweep": "train over values of keys and seeds",
+    "mirror": "send a run's records to MLflow",
+    "bench": "measure this machine",
+    "clean": "remove prepared data and old checkpoints",
+    "completion": "commands, keys and values for bash, zsh or fish",
+}
+
+
+def available() -> list[str]:
+    return [name for name in COMMANDS if find_spec(f"dicedist.{name}")]

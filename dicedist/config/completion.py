@@ -1,0 +1,82 @@
+"""What a shell may complete: commands, keys and values."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from dicedist.config.compose import CONF, choices_of
+from dicedist.config.requests import EvaluateRequest, ExportRequest, PredictRequest
+from dicedist.config.schema import Config
+
+SCHEMAS: dict[str, Any] = {
+    "train": Config,
+    "sweep": Config,
+    "evaluate": EvaluateRequest,
+    "predict": PredictRequest,
+    "export": ExportRequest,
+}
+SCRIPTS = {
+    "bash": """_dicedist() {
+    local words line=${COMP_LINE:0:COMP_POINT}
+    read -ra words <<<"$line"
+    [[ $line != *[[:space:]] ]] || words+=("")
+    local word=${words[${#words[@]} - 1]}
+    mapfile -t COMPREPLY < <(dicedist completion candidates "${words[@]:1}" 2>/dev/null)
+    # Bash cuts words at "=" and completes what is behind it.
+    [[ $word != *=* || $COMP_WORDBREAKS != *=* ]] || COMPREPLY=("${COMPREPLY[@]#"${word%%=*}="}")
+    [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace
+}
+complete -o default -F _dicedist dicedist
+""",
+    "zsh": """#compdef dicedist
+_dicedist() {
+    local -a found
+    found=(${(f)"$(dicedist completion candidates ${words[2,CURRENT]} 2>/dev/null)"})
+    compadd -S '' -- $found
+}
+compdef _dicedist dicedist
+""",
+    "fish": """function __dicedist
+    dicedist completion candidates (commandline -opc)[2..] (commandline -ct) 2>/dev/null
+end
+complete -c dicedist -f -a '(__dicedist)'
+""",
+}
+
+
+def candidates(words: Sequence[str], commands: Sequence[str]) -> list[str]:
+    """words: all that follows `dicedist`, the last of them unfinished."""
+    *before, word = words or [""]
+    if not before:
+        return [command for command in commands if command.startswith(word)]
+    schema = SCHEMAS.get(before[0])
+    if schema is None:
+        return []
+    key, given, value = word.partition("=")
+    if given:
+        return [f"{key}={choice}" for choice in values_of(schema, key) if choice.startswith(value)]
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()] if schema is Config else []
+    return sorted(f"{name}=" for name in {*groups, *keys_of(schema)} if name.startswith(word))
+
+
+def keys_of(schema: Any, prefix: str = "") -> list[str]:
+    found = []
+    for entry in fields(schema):
+        name = prefix + entry.name
+        found += keys_of(entry.type, f"{name}.") if is_dataclass(entry.type) else [name]
+    return found
+
+
+def values_of(schema: Any, key: str) -> list[str]:
+    """The choices of a key, or of a group of files in conf/."""
+    if schema is Config and (CONF / key).is_dir():
+        return choices_of(key)
+    first, _, rest = key.partition(".")
+    entry = next((entry for entry in fields(schema) if entry.name == first), None)
+    if entry is None:
+        return []
+    if rest:
+        return values_of(entry.type, rest) if is_dataclass(entry.type) else []
+    choices = (True, False) if entry.type is bool else entry.metadata["choices"] or ()
+    return [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]

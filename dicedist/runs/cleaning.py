@@ -1,0 +1,40 @@
+"""What may be removed: images that were made ready, which can be made again, and checkpoints behind the newest one."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from dicedist.data.prepared import home
+from dicedist.runs import checkpoint
+from dicedist.runs.lock import run_lock
+from dicedist.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Removable:
+    kind: str  # data | checkpoints
+    path: Path
+    why: str
+    run: Run | None = None  # whose folder must not be in use
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def remove(self) -> None:
+        if self.run is None:
+            shutil.rmtree(self.path)
+            return
+        with run_lock(self.run):
+            shutil.rmtree(self.path)
+
+
+def find_removable(runs: Path) -> list[Removable]:
+    prepared = [path for path in sorted((home() / "prepared").glob("*")) if path.is_dir()]
+    found = [Removable("data", path, "made again from its files when it is needed") for path in prepared]
+    for config in sorted(runs.rglob("config.yaml")):
+        run = Run(config.parent)
+        newest = run.newest_checkpoint()
+        older = [path for path in checkpoint.saved(run.checkpoints) if newest is not None and path != newest.path]
+        found += [Removable("checkpoints", path, "a newer one is intact", run) for path in older]
+    return found
