@@ -9,7 +9,15 @@ Example:
 - On one node nothing listens beyond loopback, while torchrun's store listens to the whole network.
 """
 
+import os
+import signal
 import sys
+
+from dicedist.cluster.signals import ASKING, EXIT_STOPPED
+
+for _number in ASKING:  # torch takes seconds to import, and a signal may come before torchrun listens for it
+    if signal.getsignal(_number) is not signal.SIG_IGN:
+        signal.signal(_number, lambda *_: os._exit(EXIT_STOPPED))
 
 from dicedist.cluster.launcher import main
 

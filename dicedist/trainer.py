@@ -116,6 +116,8 @@ class Trainer:
         found, note = None, {}
         if self.world.reports:
             found = resume.find(self.run, self.config, self.source.data_digest, warn)
+            if found:
+                resume.mend_records(self.run, found, warn)
             environment.note(self.run, self.placement.parts, self.source.data_digest)
             mark = resume.leave_mark(self.run)
             note = {"step": found.step if found else None, "data": self.source.data_digest, "mark": mark}
@@ -129,7 +131,7 @@ class Trainer:
         names = [part.name for part in self.hosted.parts]
         saved, lacking = checkpoint.path_of(self.run.checkpoints, step), [] if self.sees_folder else names
         with reachable(saved, lacking, self.control, self.world.transfer) as path:
-            found = found or checkpoint.read(path, names)
+            found = found or checkpoint.read(path, names, expected=step)
             checkpoint.restore(found, self.hosted.parts)
         for part in self.hosted.learners[:1]:
             self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
@@ -233,7 +235,7 @@ class Trainer:
                 figures |= record["system"]
             self.tracker.log_system(self.done, figures)
         if agreed == SAVE:
-            self.saver.start(self.done, self.about())
+            self.saver.start(self.done, self.about(), self.tracker.records())
 
     def schedules(self) -> dict[str, float]:
         """The values of the last step, of the schedules that the method follows."""
@@ -247,7 +249,9 @@ class Trainer:
     def about(self) -> dict[str, Any]:
         """What a checkpoint must say beside its parts."""
         return {
+            "run": resume.identity(self.config),
             "total_steps": self.total_steps,
+            "loss": self.tracker.latest.get("loss"),
             "records": self.tracker.kept(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
@@ -259,7 +263,7 @@ class Trainer:
         """All ranks: wait until the present state is on the disk; whether it is."""
         safe = self.saver.finish()
         if not safe or self.saver.step != self.done:
-            self.saver.start(self.done, self.about())
+            self.saver.start(self.done, self.about(), self.tracker.records())
             safe = self.saver.finish()
         return safe
 

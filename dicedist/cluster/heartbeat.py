@@ -1,7 +1,9 @@
 """The pulse of every rank, in the store of the group: it shows who is missing, and lets all ranks end together.
 
 A failed message tells which connection broke, not which rank did, and a message that waits for a hung rank tells
-nothing until it times out. So a thread of each rank regularly writes a pulse that says where its main thread is.
+nothing. So a thread of each rank regularly writes a pulse: how much work this rank has done so far, and where its main
+thread is. A group is hung when no rank has done any work for too long, however long a piece of work may take; a rank is
+lost when it has no pulse.
 """
 
 import contextlib
@@ -19,10 +21,19 @@ from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
 MISSED = 4.0  # seconds to wait for pulses once a message has failed: a rank without any is gone
+ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: that a run is done is never told this way
 LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)
+LONGER = 5  # times the timeout, until a group has done its first work: it may compile
 _messages = 0  # how many the main thread is in the middle of
+_work = 0  # pieces done by this process
+
+
+def advance() -> None:
+    """A piece of work is done: a message, a batch of images, a file. Any thread may call this."""
+    global _work
+    _work += 1
 
 
 @contextlib.contextmanager
@@ -32,6 +43,7 @@ def between_ranks() -> Iterator[None]:
     _messages += 1
     try:
         yield
+        advance()
     except RuntimeError as error:
         raise MessageFailed(str(error)) from error
     finally:
@@ -54,18 +66,27 @@ class Heartbeat:
         self.store, self.rank, self.names, self.host, self.timeout, self.end = store, rank, names, host, timeout, end
         self.main = threading.get_ident()
         self.pulses = [""] * len(names)
-        self.seen = [time.monotonic()] * len(names)
+        self.works = [""] * len(names)
+        self.reset_clocks()
+        self.longest = 0.0  # seconds between two pieces of work so far
+        self.begun = False  # whether the group has done any
         self.heard = time.monotonic()  # when the store last answered
         self.leaving = threading.Event()
         self.thread = threading.Thread(target=self.live, name="heartbeat", daemon=True)
         self.thread.start()
 
+    def reset_clocks(self) -> None:
+        self.seen = [time.monotonic()] * len(self.names)
+        self.worked = time.monotonic()  # when any rank last did some work
+
     def live(self) -> None:
-        count = 0
+        count, last = 0, time.monotonic()
         try:
             while not self.leaving.wait(BEAT):
-                count += 1
-                self.store.set(f"pulse/{self.rank}", f"{count} {position(self.main)}")
+                if time.monotonic() - last > MISSED:  # this process was suspended itself, perhaps with the whole job
+                    self.reset_clocks()
+                count, last = count + 1, time.monotonic()
+                self.store.set(f"pulse/{self.rank}", f"{count} {_work} {position(self.main)}")
                 self.look()
                 self.heard = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
@@ -73,17 +94,30 @@ class Heartbeat:
             signals.ask()
 
     def look(self) -> None:
-        if self.store.check(["ended"]):
-            self.end("", int(self.store.get("ended")))
+        if self.store.check(["ended"]) and (code := self.store.get("ended").decode()) in ENDINGS:
+            self.end("", int(code))
         for rank, name in enumerate(self.names):
             key = f"pulse/{rank}"
             pulse = self.store.get(key).decode() if self.store.check([key]) else ""
+            now = time.monotonic()
             if pulse != self.pulses[rank]:
-                self.pulses[rank], self.seen[rank] = pulse, time.monotonic()
-            elif pulse != LEFT and time.monotonic() - self.seen[rank] > self.timeout:
+                self.pulses[rank], self.seen[rank] = pulse, now
+                self.note_work(rank, pulse, now)
+            elif pulse != LEFT and now - self.seen[rank] > self.timeout:
                 self.end(
                     f"{name} has given no sign of life for {self.timeout:.0f} s: stopped, or its machine is lost", 1
                 )
+        # A group that works in long pieces is allowed longer ones.
+        allowed = max(self.timeout, LONGER * self.longest) if self.begun else LONGER * self.timeout
+        if time.monotonic() - self.worked > allowed:
+            self.end(self.hung() or "all ranks wait for each other", 1)
+
+    def note_work(self, rank: int, pulse: str, now: float) -> None:
+        work = pulse.split(" ")[1] if " " in pulse else pulse
+        if work != self.works[rank]:
+            if self.works[rank]:
+                self.begun, self.longest = True, max(self.longest, now - self.worked)
+            self.works[rank], self.worked = work, now
 
     def gone(self) -> str | None:
         """Called in the main thread: who has no pulse any more, in words."""
@@ -101,12 +135,15 @@ class Heartbeat:
 
     def blame(self) -> str | None:
         """Called in the main thread after a message failed: who did not do its part; None if nobody can be named."""
-        if gone := self.gone():
-            return gone
+        return self.gone() or self.hung()
+
+    def hung(self) -> str | None:
+        """Which rank the others wait for."""
+        seconds = time.monotonic() - self.worked
         for name, pulse in zip(self.names, self.pulses, strict=True):
-            where = pulse.partition(" ")[2]
-            if where and where != WAITING:
-                return f"{name} did not answer within {self.timeout:.0f} s: it is in {where}"
+            where = pulse.rpartition(" ")[2]
+            if pulse != LEFT and where and where != WAITING:
+                return f"{name} has done no work for {seconds:.0f} s: it is in {where}"
         return None
 
     def leave(self) -> None:

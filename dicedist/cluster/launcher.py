@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER
+from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
@@ -62,13 +62,14 @@ def main(arguments: Sequence[str]) -> int:
         rendezvous_handler_registry.register("loopback", Loopback)
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
         options.rdzv_id = str(uuid.uuid4())
+        os.environ[SECRET] = uuid.uuid4().hex  # of this run: in the environment of its ranks only
     else:
         # torchrun would take the host's name, which other nodes may not know.
         first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
         options.local_addr = options.local_addr or own_address_to(first)
         if sys.platform == "linux":
             threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
-    with tempfile.TemporaryDirectory(prefix="dicedist-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dicedist-", ignore_cleanup_errors=True) as folder:
         os.environ[LAUNCHER] = folder
         try:
             torchrun.run(options)
@@ -79,9 +80,8 @@ def main(arguments: Sequence[str]) -> int:
         except (RendezvousError, DistError, socket.gaierror) as error:
             print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
             return worst([*codes(folder), EXIT_FAULT])
-        except SignalException as error:
-            ended = len(codes(folder)) == torchrun.determine_local_world_size(options.nproc_per_node)
-            return worst(codes(folder)) if ended else 128 + error.sigval
+        except SignalException:
+            return worst([*codes(folder), EXIT_STOPPED])
         return worst(codes(folder))
 
 
@@ -124,7 +124,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
 
 def codes(folder: str) -> list[int]:
     """The exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
-    return [int(text) for path in Path(folder).iterdir() if (text := path.read_text())]
+    return [int(text) for path in Path(folder).glob("*") if (text := path.read_text())]
 
 
 def worst(codes: Sequence[int]) -> int:

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from dicedist.cluster import signals
+from dicedist.console.lines import put, redacted
 
-EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, 75, 76
+EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
+SECRET = "DICEDIST_SECRET"  # what only ranks of this run know: it begins every key that they write to the store
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _leaving = threading.Lock()
@@ -75,6 +77,8 @@ def under_agent() -> bool:
 def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run an entry point: an error gives one line from one rank and an exit code; DICEDIST_DEBUG=1 adds tracebacks."""
     signals.listen()
+    # A process whose streams are closed still has work to do.
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # rank 0 alone logs what all ranks notice
     try:
@@ -134,10 +138,10 @@ def one_line(error: BaseException) -> str:
 def end(message: str, code: int) -> NoReturn:
     """Report the reason, unless another rank has: failures that follow from the first are not reported."""
     if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
-        traceback.print_exc()
+        put(sys.stderr, traceback.format_exc())
     if message and is_first_to_end(code):
-        print(f"dicedist: {message}", file=sys.stderr, flush=True)
-        tell_torchrun(message)
+        put(sys.stderr, f"dicedist: {message}\n")
+        tell_torchrun(redacted(message))
     exit_process(code)
 
 
@@ -174,10 +178,13 @@ def exit_process(code: int) -> NoReturn:
     """End without the interpreter's clean-up: threads of a broken group could block it."""
     _leaving.acquire()  # never released: the main thread and the heartbeat may both come here, and the first ends both
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
     if LAUNCHER in os.environ:
-        (Path(os.environ[LAUNCHER]) / os.environ["LOCAL_RANK"]).write_text(str(code))
+        folder = Path(os.environ[LAUNCHER])
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)  # whatever cleans temporary folders may have removed it
+            (folder / os.environ["LOCAL_RANK"]).write_text(str(code))
         if code in (EXIT_USER, EXIT_STOPPED, EXIT_UNSENT):
             code = 0  # torchrun's agent takes any other code for a fault, and restarts
     os._exit(code)

@@ -1,7 +1,8 @@
-"""Signals that ask a run to stop: SIGTERM (schedulers), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning).
+"""Signals that ask a run to stop: SIGTERM (schedulers), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning), SIGHUP (a terminal
+that is closed, unless nohup has the process ignore it).
 
 Where stopping at once would lose work, a signal only sets a flag, which the ranks read at the same step; elsewhere it
-raises Stopped. A second signal ends the process, whatever it is doing.
+raises Stopped. A second signal ends the process at once, whatever it is doing.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+EXIT_STOPPED = 75  # of a process that was asked to stop: the same command continues the run
 SAME_REQUEST = 2.0  # seconds in which a scheduler's signal to all processes and a launcher's copies are one request
 
 _asked = False
@@ -31,7 +33,8 @@ def listen() -> None:
     signal.set_wakeup_fd(heard.detach(), warn_on_full_buffer=False)
     threading.Thread(target=end_at_the_second, args=(numbers,), name="signals", daemon=True).start()
     for number in ASKING:
-        signal.signal(number, receive)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, receive)
 
 
 def receive(number: int, frame: FrameType | None) -> None:
@@ -49,7 +52,7 @@ def end_at_the_second(numbers: socket.socket) -> None:
         if number[0] in ASKING:
             first = first or now
             if now - first > SAME_REQUEST:
-                os._exit(128 + number[0])
+                os._exit(EXIT_STOPPED)
 
 
 def ask() -> None:

@@ -16,8 +16,11 @@ from dicedist.cluster.control import Control
 from dicedist.cluster.devices import pick_device
 from dicedist.cluster.heartbeat import Heartbeat, between_ranks
 from dicedist.cluster.placement import REPORTER
-from dicedist.cluster.process import STORE_PATIENCE, this_rank, under_agent, world_size
+from dicedist.cluster.process import LAUNCHER, SECRET, STORE_PATIENCE, this_rank, under_agent, world_size
 from dicedist.cluster.transfer import FileTransfer
+from dicedist.console.lines import warn
+
+FOREVER = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,11 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
             store=here.store,
             rank=this_rank(),
             world_size=size,
-            timeout=timedelta(seconds=timeout),
+            timeout=FOREVER,  # the heartbeat notices a hang, which is not the same as a long wait
             device_id=device if on_gpu else None,
         )
+    if this_rank() == REPORTER:
+        warn_of_exposed_store()
     yield World(this_rank(), size, device, FileTransfer(here.store.clone()))
     dist.destroy_process_group()
     here.heartbeat.leave()
@@ -112,8 +117,10 @@ def keeps_store() -> bool:
 def connect(limit: timedelta) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
-    # A restarted attempt must not read what the ranks of the previous one left in the agent's store.
-    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    # A restarted attempt must not read what the ranks of the previous one left in the agent's store, and nobody who
+    # does not know the secret may write what these ranks read.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"{os.environ.get(SECRET, '')}/attempt-{attempt}", server)
 
 
 def is_first_in_store(store: dist.Store | None, code: int) -> bool:
@@ -142,6 +149,24 @@ def choose_interface() -> None:
             os.environ.setdefault(variable, str(loopback))
     elif "LOCAL_WORLD_SIZE" in os.environ and (name := interface_to(os.environ["MASTER_ADDR"])):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def warn_of_exposed_store() -> None:
+    """On one node nobody else needs torchrun's store, which unpickles what any client writes: that runs code."""
+    if LAUNCHER in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return
+    port = int(os.environ["MASTER_PORT"])
+    try:
+        listening = [
+            at.laddr.ip for at in psutil.net_connections("tcp") if at.status == "LISTEN" and at.laddr.port == port
+        ]
+    except (OSError, psutil.Error):
+        return
+    if any(ip in ("0.0.0.0", "::") for ip in listening):
+        warn(
+            f"torchrun's store listens to the whole network on port {port}, and whoever reaches it can run code as "
+            "this user: start with `python -m dicedist.launch`, which listens on loopback only, or close the port"
+        )
 
 
 def interface_to(host: str) -> str | None:

@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from dicedist.config.schema import Config, DataConfig, OptimizerConfig, SchedulesConfig
+from dicedist.config.schema import Config, DataConfig, OptimizerConfig, ResumingConfig, SchedulesConfig
 
+CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
 Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs rising from 0
 
 
@@ -48,17 +49,24 @@ def check(config: Config) -> None:
             f"method={config.method.name} has no structure={config.structure}: "
             f"write structure={config.method.structures[0]}"
         )
-    if "/" in config.run.name or not config.run.name.strip():
+    if "/" in config.run.name or config.run.name.strip() in ("", ".", "..") or not config.run.name.isprintable():
         raise ValueError(f"run.name={config.run.name!r}: write a name for a folder under run.dir={config.run.dir}")
     if "@" in urlsplit(config.tracking.uri or "").netloc:
         raise ValueError(
             "tracking.uri holds a password, which would be written to config.yaml: set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD instead"
         )
+    check_resuming(config.resuming, {name for name, _, _ in keys_of(config)})
     check_optimizer(config.optimizer, config.schedules)
     check_schedules(config.schedules)
     check_knots("bottleneck.log_beta", config.bottleneck.log_beta)
     check_data(config.data)
+
+
+def check_resuming(resuming: ResumingConfig, known: Collection[str]) -> None:
+    for name in resuming.allow:
+        if name not in known or not name.startswith(CHANGEABLE):
+            raise ValueError(f"resume.allow={resuming.allow}: name keys that begin with {', '.join(CHANGEABLE)}")
 
 
 def check_optimizer(optimizer: OptimizerConfig, schedules: SchedulesConfig) -> None:

@@ -133,8 +133,10 @@ def parse_config(text: str, origin: object) -> Config:
     origin: what a message calls the text.
     """
     try:
+        if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError  # a few lines of aliases can stand for more values than any memory holds
         loaded = OmegaConf.create(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{origin} is missing or damaged") from error
     if not isinstance(loaded, DictConfig):
         raise ValueError(f"{origin} is not the config of a run")

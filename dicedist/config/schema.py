@@ -157,6 +157,12 @@ class CheckpointConfig:
 
 
 @dataclass
+class ResumingConfig:
+    allow: list[str] = key("keys that are changed on purpose when a run goes on: [optimizer.lr]; written resume.allow")
+    step: int | None = key("of the checkpoint to continue from; null: the newest; written resume.step", at_least=1)
+
+
+@dataclass
 class EvaluateConfig:
     average: str = key("logits | probabilities", choices=AVERAGES)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
@@ -200,6 +206,7 @@ class Config:
         choices=("auto", "never", "must"),
         scope=Scope.START,
     )
+    resuming: ResumingConfig = key("how a run goes on", scope=Scope.START)
     structure: str = key("net: whole networks | branch: one shared trunk", choices=STRUCTURES)
     data: DataConfig = key("the images")
     network: NetworkConfig = key("of a member")

@@ -1,8 +1,11 @@
 """Lines for people: said on standard output, warned of on standard error."""
 
 import contextlib
+import re
 import sys
 from typing import TextIO
+
+CREDENTIALS = re.compile(r"://[^/\s@'\"]+@")
 
 
 def say(text: str) -> None:
@@ -14,10 +17,15 @@ def warn(text: str) -> None:
 
 
 def put(stream: TextIO, text: str) -> None:
-    """The stream may lead to a full disk or to nobody: that is no reason to lose a run."""
-    with contextlib.suppress(OSError):
-        stream.write(text)
+    """The stream may be closed, or lead to a full disk or to nobody: that is no reason to lose a run."""
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(redacted(text))
         stream.flush()
+
+
+def redacted(text: str) -> str:
+    """Without the user and password of any URL: every message passes here."""
+    return CREDENTIALS.sub("://***@", text)
 
 
 def printable(text: str) -> str:

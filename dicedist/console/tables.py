@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from dicedist.console.lines import printable
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their longest cell; columns of numbers are set flush right."""
@@ -21,4 +23,4 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def text(cell: object) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))

@@ -19,6 +19,7 @@ from torch import Tensor
 from dicedist.config.schema import DataConfig
 from dicedist.data.order import padding
 from dicedist.data.pipeline import RawBatch
+from dicedist.data.sets.folder import is_unfit
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
@@ -106,6 +107,12 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
             done += 1
 
 
+def read_file(path: Path) -> NDArray[np.uint8]:
+    if is_unfit(path):
+        raise OSError(f"{path} is not for DALI")  # the batch goes to PIL, which says why
+    return np.fromfile(path, np.uint8)
+
+
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """DALI prints its own lines about a file that it cannot decode, past Python; dicedist tells of it in one."""
@@ -124,7 +131,7 @@ def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_
     gpu = int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_available() else None
     pipe = Pipeline(batch_size, num_threads, gpu, prefetch_queue_depth=PREFETCH)
     with pipe:
-        files = fn.external_source(source=lambda: [np.fromfile(path, np.uint8) for path in next(batches)])
+        files = fn.external_source(source=lambda: [read_file(path) for path in next(batches)])
         images = fn.decoders.image(files, device="cpu" if gpu is None else "mixed", output_type=types.DALIImageType.RGB)
         small: Any = fn.resize(images, size=[size, size], mode="not_smaller", subpixel_scale=False)
         pipe.set_outputs(fn.crop(small, crop=(size, size)))

@@ -16,6 +16,7 @@ from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
 
+from dicedist.cluster.heartbeat import advance
 from dicedist.console.lines import plural
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
@@ -106,7 +107,10 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def read_folder(folder: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
-    decoded = [decode_file(file, size, fit) for file in find_images(folder)]
+    decoded = []
+    for file in find_images(folder):
+        decoded.append(decode_file(file, size, fit))
+        advance()
     images = [image for image in decoded if not isinstance(image, str)]
     if not images:
         raise ValueError(f"{folder} holds no images that can be decoded")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # increase it when the way images are prepared changes
+FORMAT = 2  # increase it when the way images are prepared changes
+
+ABOUT = "about.json"
+BLOCK = 2**24  # bytes that have a digest of their own
+CHECKED_BLOCKS = 64  # at a start: 1 GiB
 
 Array = NDArray[Any]
 NewArray = Callable[[str, tuple[int, ...], type], Array]
@@ -74,7 +79,39 @@ def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *setting
         log.warning("every process holds its own copy of the images, the shared one cannot be written: %s", error)
         arrays: dict[str, Array] = {}
         return Prepared(_built(build, arrays, lambda _, shape, dtype: np.empty(shape, dtype)), None, arrays)
-    return Prepared(json.loads((folder / "about.json").read_text()), folder, {})
+    return verified(folder)
+
+
+def verified(folder: Path) -> Prepared:
+    """Compares what was prepared with the digests of its blocks: all of them, or of much data as many as take a moment.
+
+    One process of a node does it, the one that torchrun calls the first.
+    """
+    remedy = f"remove it (dicedist clean --yes data), and it is made again: {folder}"
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        blocks = dict(about["blocks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / ABOUT} is damaged; {remedy}") from error
+    prepared = Prepared(about, folder, {})
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        every = [(name, place) for name, digests in blocks.items() for place in range(len(digests))]
+        # Other blocks at every start: what is wrong is found sooner or later, and the start is never slow.
+        checked = every if len(every) <= CHECKED_BLOCKS else random.SystemRandom().sample(every, CHECKED_BLOCKS)
+        arrays = {name: prepared.array(name) for name in blocks}
+        for name, place in checked:
+            if block_digest(arrays[name], place) != blocks[name][place]:
+                raise ValueError(f"the prepared images are damaged ({name}.npy); {remedy}")
+    return prepared
+
+
+def block_digest(array: Array, place: int) -> str:
+    data = array.reshape(-1).view(np.uint8)[place * BLOCK : (place + 1) * BLOCK]
+    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
+
+
+def blocks_of(array: Array) -> list[str]:
+    return [block_digest(array, place) for place in range(-(-array.nbytes // BLOCK))]
 
 
 class _Unwritable(Exception):
@@ -113,7 +150,7 @@ def _make(folder: Path, build: Build) -> None:
             with _writing():
                 for array in arrays.values():
                     array.flush()  # type: ignore[attr-defined]
-                (partial / "about.json").write_text(json.dumps(about))
+                write_synced(partial / ABOUT, json.dumps(about))
                 partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -145,7 +182,14 @@ def _built(build: Build, arrays: dict[str, Array], allocate: NewArray) -> dict[s
     for name in sorted(arrays):
         digest.update(name.encode())
         digest.update(arrays[name].data)
-    return {**about, "digest": digest.hexdigest()}
+    return {**about, "digest": digest.hexdigest(), "blocks": {name: blocks_of(arrays[name]) for name in sorted(arrays)}}
+
+
+def write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> Array:

@@ -7,7 +7,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dicedist.runs.run import Results, save_tensors
+from dicedist.runs.files import save_tensors
+from dicedist.runs.run import Results
 
 KEPT = ("redundancy_fresh",)  # what only some evaluations measure
 

@@ -111,4 +111,4 @@ class Table:
         if "error" in row:
             return f"{path}  error: {row['error']}"
         figures = "  ".join(f"{row[name]:{len(name)}.3f}" for name in COLUMNS)
-        return f"{path}  {row['label']:{self.label_width}}  {figures}"
+        return f"{path}  {printable(row['label']):{self.label_width}}  {figures}"

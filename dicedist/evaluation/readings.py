@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dicedist.algorithm.parts import Hosted
+from dicedist.cluster.heartbeat import advance
 from dicedist.console.progress import SilentProgress
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
@@ -48,6 +49,7 @@ def read(
                 scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)
                 chunks.append((member.classifier(mean_BD), mean_BD, scale_BD))
             done += len(images_BCHW)
+            advance()
             if progress is not None:
                 progress.show(done)
     for part in hosted.learners:

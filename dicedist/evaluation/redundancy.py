@@ -16,6 +16,7 @@ from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator, initialising
 from dicedist.algorithm.schedules import Moment
+from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import Config, RedundancyConfig
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
@@ -79,6 +80,7 @@ def draw_logits(
         joint.append(joint_XB.unflatten(0, (len(pairs_P2), -1)).flatten(1))
         product.append(product_XB[:, compared.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
         w.memory.write(means_MBD, scales_MBD, classes_B)
+        advance()
     return torch.cat(joint, 1).double(), torch.cat(product, 1).double()
 
 
@@ -144,6 +146,7 @@ def fit(
         batch = Features(features.means_MBD[:, rows], features.scales_MBD[:, rows])
         w.learn(optimizer, batch, labels_N[rows], PREDICTED, (0, step))
         schedule.step()
+        advance()
     return w
 
 

@@ -27,13 +27,12 @@ from dicedist.evaluation.redundancy import load_discriminator
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Results, Run
 
-DISTRIBUTED_TIMEOUT = 1800.0  # seconds: a rank may have several members to read while another waits
-
 
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
     found, config = run.checkpoint(), run.config()
     config.data.root = request.data.root or config.data.root
+    config.data.download = False  # a run's config does not decide where files are put
     config.network.trusted = request.network.trusted
     method, size = Method(config.method), config.num_members
     members = chosen_members(request.members, size)
@@ -42,7 +41,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     ood = OodConfig({**config.ood.sets, **request.ood.sets})
     refuse_unreadable(request.ood.sets)
     source = sources.load(config.data)
-    with joined(DISTRIBUTED_TIMEOUT) as world:
+    with joined(config.distributed.timeout) as world:
         hosted = build_hosted(config, method, mine, False, size, source.num_classes, world.device)
         checkpoint.restore(found, hosted.parts)
         evaluator = Evaluator(

@@ -11,6 +11,7 @@ from dicedist.reporting import adversary, calibration, classes, dynamics, galler
 from dicedist.reporting.labels import shared
 from dicedist.reporting.markup import Section, cell, table
 from dicedist.reporting.records import Group, Recorded, pool, read_groups
+from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
 STYLE = Path(__file__).with_name("page.css")
@@ -23,7 +24,7 @@ def write_report(runs: Sequence[Run], output: Path) -> None:
     """Reports whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
     text = page(read_groups(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    replace_text(output, text)
 
 
 def page(groups: Sequence[Group]) -> str:

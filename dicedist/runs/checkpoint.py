@@ -7,11 +7,13 @@ checkpoints/step-00001200/
 A folder gets its name when it is complete and on disk; until then it is called .step-00001200.partial.
 """
 
+import gzip
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
+RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
+RISEN = 2.0  # times the lowest loss so far
 FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
 Tensors = dict[str, Tensor]
 Files = dict[str, tuple[int, str]]  # file name -> size, sha256
@@ -76,8 +80,25 @@ def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], ke
     sync(final.parent)
     every = saved(folder)
     last = every.index(final) + 1
-    for path in every[: max(0, last - keep)] + every[last:]:  # later ones are damaged: the run resumed before them
-        shutil.rmtree(path, ignore_errors=True)
+    calm = last_calm(every[:last])
+    for path in every[: max(0, last - keep)] + every[last:]:  # the run went back behind the later ones
+        if path != calm:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def last_calm(paths: Sequence[Path]) -> Path | None:
+    """The newest checkpoint from before the loss rose: a run that diverges leaves one to go back to."""
+    losses = {path: loss for path in paths if (loss := loss_of(path)) is not None}
+    lowest = min(losses.values(), default=0.0)
+    calm = [path for path, loss in losses.items() if loss <= RISEN * lowest]
+    return calm[-1] if calm else None
+
+
+def loss_of(path: Path) -> float | None:
+    try:
+        return json.loads((path / MANIFEST).read_bytes())["about"]["loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def discard(folder: Path) -> None:
@@ -90,6 +111,10 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
 def partial(folder: Path, step: int) -> Path:
     return folder / f".step-{step:08d}.partial"
 
@@ -97,7 +122,7 @@ def partial(folder: Path, step: int) -> Path:
 def saved(folder: Path) -> list[Path]:
     """The completed checkpoints, in the order of their steps."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
@@ -123,9 +148,14 @@ class NewerFormat(ValueError):
     """The checkpoint is not damaged, so no earlier one may take its place."""
 
 
-def read(path: Path, only: Collection[str] | None = None) -> Checkpoint:
-    """Reads the manifest and checks the files of all (or `only` some) parts against it; ValueError names a mismatch."""
+def read(path: Path, only: Collection[str] | None = None, expected: int | None = None) -> Checkpoint:
+    """Reads the manifest and checks the files of all (or `only` some) parts against it; ValueError names a mismatch.
+
+    expected: the step that it must be of; by default the one in the folder's name.
+    """
     try:
+        if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
+            raise ValueError  # a pipe would never end
         with (path / MANIFEST).open("rb") as file:
             manifest = json.loads(file.read(MANIFEST_LIMIT))
         if manifest.pop("sha256") != digest_of(manifest):
@@ -137,6 +167,8 @@ def read(path: Path, only: Collection[str] | None = None) -> Checkpoint:
         raise ValueError(f"{path / MANIFEST} is missing or damaged") from error
     if version > FORMAT:
         raise NewerFormat(f"{path} was written by a newer dicedist (format {version}, this one reads {FORMAT})")
+    if step != (step_of(path) if expected is None else expected):
+        raise ValueError(f"{path} holds step {step}, which is not the step that it is named for")
     for name, (size, sha256) in files.items():
         if only is None or name.removesuffix(".safetensors") in only:
             verify(path, name, size, sha256)
@@ -234,3 +266,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def pack_records(text: bytes) -> Tensors:
+    return {"jsonl_gz": torch.frombuffer(bytearray(gzip.compress(text, mtime=0)), dtype=torch.uint8)}
+
+
+def unpack_records(checkpoint: Checkpoint) -> bytes | None:
+    """metrics.jsonl as it was at the checkpoint; None if the checkpoint is from before it was kept there."""
+    name = f"{RECORDS}.safetensors"
+    if name not in checkpoint.files:
+        return None
+    with safe_open(checkpoint.path / name, "pt") as file:
+        return gzip.decompress(bytes(file.get_tensor("jsonl_gz").tolist()))

@@ -1,12 +1,16 @@
 """Which run a folder holds, and whether this command may continue it. A run is never overwritten."""
 
+import json
 import os
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from dicedist.config import Config, Scope, changed_keys, flatten
+from dicedist.config.checks import CHANGEABLE
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
+from dicedist.runs.files import open_own, replace_text
 from dicedist.runs.run import Run
 
 FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
@@ -20,27 +24,60 @@ def ensemble_size(config: Config) -> int | str:
 
 
 def find(run: Run, config: Config, data_digest: str, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Called on rank 0, which holds the lock. Returns the checkpoint to continue from, or None to start a new run."""
-    found = run.newest_checkpoint(lambda text: warn(f"{text}; the checkpoint before it is tried"))
+    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start anew."""
     saved = checkpoint.saved(run.checkpoints)
     begun = bool(saved) or has_records(run)
     if config.resume == "never" and begun and not restarted(run):
         raise ValueError(
             f"{run} holds a run already: choose another run.name, or leave out resume=never to continue it"
         )
+    found = chosen_checkpoint(run, config, warn)
     if found is None and (saved or config.resume == "must"):
         reason = f"{run} has no intact checkpoint{checkpoint.what_is_wrong(run.checkpoints)}"
-        raise ValueError(
-            f"resume=must, but {reason}" if config.resume == "must" else f"{reason}; choose another run.name"
-        )
+        must = config.resume == "must"
+        raise ValueError(f"resume=must, but {reason}" if must else f"{reason}; choose another run.name")
     if begun:
-        refuse_another(run, config)
+        refuse_another(run, config, found)
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
     checkpoint.discard(run.checkpoints)
     run.save_config(config)
-    run.launch_file.write_text(this_launch())
+    replace_text(run.launch_file, this_launch())
     return found
+
+
+def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest intact one, or that of the step that the user names."""
+    step = config.resuming.step
+    if step is None or restarted(run):
+        return run.newest_checkpoint(lambda text: warn(f"{text}; the checkpoint before it is tried"))
+    known = [checkpoint.step_of(path) for path in checkpoint.saved(run.checkpoints)]
+    if step not in known:
+        raise ValueError(
+            f"resume.step={step}: {run} has checkpoints of the steps {', '.join(map(str, known)) or 'none'}"
+        )
+    return checkpoint.read(checkpoint.path_of(run.checkpoints, step))
+
+
+def mend_records(run: Run, found: Checkpoint, warn: Callable[[str], None]) -> None:
+    """metrics.jsonl must begin with what it held at the checkpoint, which keeps a copy."""
+    lines, copy = int(found.about["records"]["lines"]), checkpoint.unpack_records(found)
+    held = run.records_file.read_bytes() if run.records_file.exists() else b""
+    whole = held.splitlines(keepends=True)[:lines]
+    if copy is None:
+        if len(whole) < lines:
+            warn(f"{run.records_file} lacks {lines - len(whole)} of the {lines} records up to step {found.step}")
+    elif b"".join(whole) != copy:
+        warn(f"{run.records_file} was removed, shortened or changed: it is mended from the checkpoint")
+        replace_text(run.records_file, copy.decode())
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What tells a run from another, for its checkpoints."""
+    return {
+        "name": config.run.name, "seed": config.seed, "data": config.data.name, "method": config.method.name,
+        "members": config.ensemble.size,
+    }  # fmt: skip
 
 
 def this_launch() -> str:
@@ -50,7 +87,7 @@ def this_launch() -> str:
 def leave_mark(run: Run) -> str:
     """Called on rank 0; other ranks look for the mark with `sees`."""
     mark = uuid.uuid4().hex
-    run.mark_file.write_text(mark)
+    replace_text(run.mark_file, mark)
     return mark
 
 
@@ -63,20 +100,35 @@ def sees(run: Run, mark: str) -> bool:
 
 
 def restarted(run: Run) -> bool:
-    path = run.launch_file
-    return path.exists() and path.read_text() == this_launch() != ""
+    """Whether this is a later attempt of the launch that began the run, which continues whatever `resume` says."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # the id alone may be that of every launch
+    return again and run.launch_file.exists() and run.launch_file.read_text() == this_launch() != ""
 
 
 def has_records(run: Run) -> bool:
     return run.records_file.exists() and run.records_file.stat().st_size > 0
 
 
-def refuse_another(run: Run, config: Config) -> None:
+def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
+    """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded."""
     saved = run.config()
-    if changed := changed_keys(flatten(saved), flatten(config), FIXED):
-        raise ValueError(f"{run} was trained with another config ({'; '.join(changed)}): choose another run.name")
+    changed = changed_keys(flatten(saved), flatten(config), FIXED)
+    allowed = [line for line in changed if line.partition(":")[0] in config.resuming.allow]
+    if refused := [line for line in changed if line not in allowed]:
+        hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
+        raise ValueError(f"{run} was trained with another config ({'; '.join(refused)}): choose another run.name{hint}")
     if saved.epochs != config.epochs and saved.schedules.scale:
         raise ValueError(
             f"epochs: {saved.epochs} -> {config.epochs} would move every schedule of {run}, which has begun: "
             "choose another run.name (a run with schedules.scale=false may change its epochs, any run its max_steps)"
         )
+    if found is not None and found.about.get("run", identity(config)) != identity(config):
+        raise ValueError(f"{found.path} belongs to another run: {found.about['run']}")
+    if allowed:
+        line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
+        with open_own(run.changes_file, "a") as file:
+            file.write(line + "\n")
+
+
+def may_change(line: str) -> bool:
+    return line.startswith(CHANGEABLE)

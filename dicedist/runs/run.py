@@ -11,16 +11,16 @@ runs/NAME/
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
-
-from safetensors.torch import save_file
-from torch import Tensor
 
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
+from dicedist.runs.files import read_plain, replace_text
+
+LARGEST_CONFIG, LARGEST_RESULT = 2**20, 2**28  # bytes
 
 
 class Results:
@@ -51,9 +51,10 @@ class Results:
     def result(self) -> dict[str, Any] | None:
         """The results of the evaluation; None if they were not written, or not completely."""
         try:
-            return json.loads(self.result_file.read_text())
-        except (OSError, ValueError):
+            found = json.loads(read_plain(self.result_file, LARGEST_RESULT))
+        except (OSError, ValueError, RecursionError):
             return None
+        return found if isinstance(found, dict) else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,11 @@ class Run(Results):
         return self.directory / "system.jsonl"
 
     @property
+    def changes_file(self) -> Path:
+        """Keys that were changed on purpose between two starts."""
+        return self.directory / "changes.jsonl"
+
+    @property
     def mirror_file(self) -> Path:
         return self.directory / "mirror.json"
 
@@ -130,9 +136,9 @@ class Run(Results):
 
     def config(self) -> Config:
         try:
-            text = self.config_file.read_text()
+            text = read_plain(self.config_file, LARGEST_CONFIG).decode()
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.config_file} is missing or damaged") from error
+            raise ValueError(f"{self.config_file} is missing or damaged ({error})") from error
         return parse_config(text, self.config_file)
 
     def save_config(self, config: Config) -> None:
@@ -182,21 +188,6 @@ class Run(Results):
         found = [record.get(f"val/{name}") for record in whole_records(self.records_file)]
         known = [value for value in found if value is not None]
         return known[-1] if known else None
-
-
-def replace_text(path: Path, text: str) -> None:
-    """The file gets its name only when it is complete."""
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text(text)
-    draft.rename(path)
-
-
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As safetensors, under its name only when it is whole, with the permissions that any new file has."""
-    draft = path.with_name(f".{path.name}.partial")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
-    checkpoint.allow_as_usual(draft)
-    draft.rename(path)
 
 
 def whole_lines(path: Path) -> list[str]:

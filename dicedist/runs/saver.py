@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from dicedist.algorithm.parts import Part
 from dicedist.cluster.control import Control
+from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint
@@ -53,6 +54,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[Report] | None = None
         self.about: Mapping[str, Any] = {}
+        self.records = b""
         self.reports: dict[int, Report] = {}
         self.completing: Future[str | None] | None = None
         self.busy = False
@@ -63,9 +65,9 @@ class Saver:
         late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
         return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
 
-    def start(self, step: int, about: Mapping[str, Any]) -> None:
+    def start(self, step: int, about: Mapping[str, Any], records: bytes = b"") -> None:
         """All ranks call this between the same two steps. about: what rank 0 writes into the manifest."""
-        self.step, self.begun_at, self.about = step, time.monotonic(), about
+        self.step, self.begun_at, self.about, self.records = step, time.monotonic(), about, records
         self.busy, self.failed = True, False
         snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts}
         self.writing = self.thread.submit(self.write, step, snapshots)
@@ -76,6 +78,7 @@ class Saver:
             with self.folder_for(step) as folder:
                 for name, tensors in snapshots.items():
                     files |= checkpoint.write_part(folder, name, tensors)
+                    advance()
                 if self.transfer and not self.sees_folder:
                     for name in files:
                         self.transfer.put(folder / name)
@@ -117,8 +120,9 @@ class Saver:
             for report in reports:
                 if "error" in report:
                     raise OSError(report["error"])
-            checkpoint.sync(self.run.records_file)  # the manifest says how many records there are
             files = {name: entry for report in reports for name, entry in report["files"].items()}
+            draft = checkpoint.partial(self.run.checkpoints, self.step)
+            files |= checkpoint.write_part(draft, checkpoint.RECORDS, checkpoint.pack_records(self.records))
             self.fetch({name: files[name] for report in reports for name in report["sent"]})
             checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep)
         except (OSError, RuntimeError, ValueError) as error:

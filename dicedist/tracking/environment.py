@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from dicedist.cluster.world import World
+from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
 GIB = 2**30
@@ -29,7 +30,7 @@ def note(run: Run, placement: list[str], data_digest: str) -> None:
         "placement": placement,
         "data_digest": data_digest,
     }
-    run.environment_file.write_text(json.dumps(about, indent=1))
+    replace_text(run.environment_file, json.dumps(about, indent=1))
 
 
 def git_commit() -> str | None:

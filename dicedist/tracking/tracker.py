@@ -4,15 +4,18 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import Config
 from dicedist.console import lines
 from dicedist.console.progress import Progress, SilentProgress
+from dicedist.runs.files import open_own
 from dicedist.runs.run import Run
 from dicedist.tracking.mirroring import start_mirror
 
@@ -29,12 +32,19 @@ SHOWN = {  # name of a record -> its name in the progress line
 class SilentTracker:
     """Accepts every call and does nothing."""
 
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}  # by the names that the line of progress has
+
     def open(self) -> None:
         """Training is about to begin or to continue."""
 
     def kept(self) -> dict[str, Any]:
         """The state of the records that a checkpoint must keep."""
         return {}
+
+    def records(self) -> bytes:
+        """All records that were written so far."""
+        return b""
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Adds the values of some steps to the next summary."""
@@ -74,18 +84,21 @@ class Tracker(SilentTracker):
     """
 
     def __init__(self, run: Run, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: Config):
+        super().__init__()
         kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
         self.run, self.config = run, config
         self.pending: dict[str, list[float]] = kept["pending"]
         self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
-        self.size = size_of(run.records_file, self.lines)
+        self.text = bytearray(first_lines(run.records_file, self.lines))
         self.total_steps, self.progress = total_steps, Progress(total_steps, "step", first_step)
-        self.latest: dict[str, float] = {}
         self.mirror: subprocess.Popen[str] | None = None
 
     def open(self) -> None:
         if self.config.tracking.to == "mlflow":
             self.mirror = start_mirror(self.run, self.config)
+
+    def records(self) -> bytes:
+        return bytes(self.text)
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
@@ -112,21 +125,26 @@ class Tracker(SilentTracker):
             self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
 
     def write(self) -> None:
-        """If the disk is full, records wait in memory until the next call."""
+        """On a full disk, records wait in memory for the next time; a file that was removed is written anew."""
         text = "".join(self.unwritten).encode()
         try:
-            with self.run.records_file.open("r+b") as file:
-                file.truncate(self.size)  # the rest is half a line, or from steps that are run again
-                file.seek(self.size)
+            with open_own(self.run.records_file, "r+b" if self.run.records_file.exists() else "w+b") as file:
+                if file.seek(0, os.SEEK_END) < len(self.text):
+                    self.warn(f"{self.run.records_file} was removed or shortened: it is written anew")
+                    file.seek(0)
+                    file.write(self.text)
+                file.truncate(len(self.text))  # what follows belongs to steps that are run again, or is half a line
+                file.seek(len(self.text))
                 file.write(text)
         except OSError as error:
             if len(self.unwritten) == 1:
                 self.warn(f"{self.run.records_file} cannot be written, records are kept in memory: {error}")
             return
-        self.size, self.lines, self.unwritten = self.size + len(text), self.lines + len(self.unwritten), []
+        self.text += text
+        self.lines, self.unwritten = self.lines + len(self.unwritten), []
 
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
-        with contextlib.suppress(OSError), self.run.system_file.open("a") as file:
+        with contextlib.suppress(OSError), open_own(self.run.system_file, "a") as file:
             file.write(json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n")
 
     def stage(self, total: int, noun: str) -> SilentProgress:
@@ -150,11 +168,13 @@ class Tracker(SilentTracker):
         if not finished:
             return True
         self.say("\nsending the results and the ensemble to MLflow ...")
-        try:
-            return self.mirror.wait(MIRROR_LIMIT) == 0
-        except subprocess.TimeoutExpired:
-            self.mirror.kill()
-            return False
+        deadline = time.monotonic() + MIRROR_LIMIT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.mirror.wait(1) == 0
+            advance()
+        self.mirror.kill()
+        return False
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
@@ -167,8 +187,8 @@ def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def size_of(path: Path, lines: int) -> int:
-    """Bytes of the first lines of a file, which is created if it is missing."""
-    with path.open("a+b") as file:
+def first_lines(path: Path, lines: int) -> bytes:
+    """The first lines of a file, which is created if needed."""
+    with open_own(path, "a+b") as file:
         file.seek(0)
-        return sum(map(len, itertools.islice(file, lines)))
+        return b"".join(itertools.islice(file, lines))

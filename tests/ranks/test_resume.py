@@ -131,9 +131,8 @@ def damage(file, harm):
 def test_after_a_damaged_checkpoint_the_run_is_the_same(begun, reference):
     damage(checkpoint.path_of(Run(begun).checkpoints, 8) / "member-1.safetensors", "flip")
     train(begun.parent, "checkpoint.keep=1", after_step=asked_after(6))
-    assert [path.name for path in checkpoint.saved(Run(begun).checkpoints)] == [
-        "step-00000006"
-    ]  # neither older nor damaged ones
+    # No damaged one; of the older ones that from before the loss rose.
+    assert [path.name for path in checkpoint.saved(Run(begun).checkpoints)] == ["step-00000005", "step-00000006"]
     train(begun.parent)
     assert_same_run(begun, reference)
 
@@ -193,6 +192,9 @@ def test_must_needs_a_checkpoint(tmp_path):
 def test_never_continues_after_a_restart_of_the_same_launch(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a launch")
     assert train(tmp_path, "resume=never", after_step=asked_after(1))
+    with pytest.raises(ValueError, match="holds a run already"):
+        build(tmp_path, "resume=never")  # started again with the same id, as torchrun's is unless it is told one
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert build(tmp_path, "resume=never").done == 2
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another launch")
     with pytest.raises(ValueError, match="holds a run already"):
@@ -211,17 +213,18 @@ def test_a_newer_format_is_not_passed_over(begun):
 def test_a_finished_run_shows_its_results(tmp_path, reference, capsys, monkeypatch):
     shutil.copytree(reference, tmp_path / "tiny")
     monkeypatch.setattr(train_module, "show", lambda result: f"the table of {result}")
-    Run(tmp_path / "tiny").result_file.write_text('"results"')
+    Run(tmp_path / "tiny").write_result({"what": "results"})
     records = (tmp_path / "tiny" / "metrics.jsonl").read_text()
     build(tmp_path).train_and_evaluate()
     told = capsys.readouterr().out
-    assert "is finished, after 12 steps" in told and "the table of results" in told
+    assert "is finished, after 12 steps" in told and "the table of {'what': 'results'}" in told
     assert (tmp_path / "tiny" / "metrics.jsonl").read_text() == records
 
 
-def test_a_run_that_goes_on_drops_the_results_of_fewer_steps(tmp_path, monkeypatch):
+def test_a_run_that_goes_on_sets_the_results_of_fewer_steps_aside(tmp_path, monkeypatch):
     train(tmp_path, "max_steps=2")
-    Run(tmp_path / "tiny").result_file.write_text('"results of two steps"')
+    Run(tmp_path / "tiny").write_result({"step": 2})
     monkeypatch.setattr(train_module.Trainer, "evaluate", lambda self: None)
     build(tmp_path, "max_steps=3").train_and_evaluate()
     assert Run(tmp_path / "tiny").result() is None
+    assert Run(tmp_path / "tiny").variation("step-2").result() == {"step": 2}

@@ -74,6 +74,7 @@ def tensors_of(run, step=STEPS):
     return {
         f"{file.stem}/{name}": value
         for file in sorted(path.glob("*.safetensors"))
+        if file.stem != checkpoint.RECORDS  # metrics.jsonl up to this step, which may be saved before or after a record
         for name, value in load_file(file).items()
     }
 

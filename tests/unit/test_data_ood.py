@@ -81,7 +81,7 @@ def test_a_users_own(source, tmp_path, caplog):
         "packed": (5, 32, 32),
     }
     assert missing == ["lost: /no/where does not exist, put a folder of images or an .npz with `images` there"]
-    assert "left out 1 images that cannot be decoded" in caplog.text
+    assert "left out 1 image that cannot be decoded" in caplog.text
 
 
 def test_svhn_of_torchvision(source, tmp_path, monkeypatch):

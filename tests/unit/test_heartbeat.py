@@ -63,7 +63,7 @@ def test_a_store_behind_a_cut_link_is_blamed_itself(watched):
         ({2: "waiting"}, "rank 1 (b) is gone"),
         (
             {1: "waiting", 2: "resnet.forward"},
-            "rank 2 (c) did not answer within 60 s: it is in resnet.forward",
+            "rank 2 (c) has done no work for ",
         ),
     ],
 )
@@ -98,3 +98,36 @@ def test_what_fails_between_ranks_is_a_failure_of_the_group():
         with heartbeat.between_ranks():
             raise RuntimeError("connection reset")
     assert heartbeat.position(-1) == "start"
+
+
+def test_a_group_that_works_is_not_hung_however_long_it_takes(watched):
+    one, ends = watched(timeout=0.3)
+    for work in range(30):  # of rank 1, while the others wait for it
+        beat(one.store, {1: f"{work} readings.read", 2: "0 waiting"}, 0.04)
+    assert ends == []
+
+
+def test_a_group_in_which_nobody_works_is_hung_and_the_culprit_is_named(watched, monkeypatch):
+    monkeypatch.setattr(heartbeat, "position", lambda thread: "waiting")
+    one, ends = watched(timeout=0.3)
+    beat(one.store, {1: "1 readings.read", 2: "1 waiting"}, 0.1)
+    beat(one.store, {1: "2 readings.read", 2: "2 waiting"}, 1.2)
+    message, code = ends[0]
+    assert message.startswith("rank 1 (b) has done no work for ") and message.endswith("it is in readings.read")
+    assert code == 1
+
+
+def test_a_job_that_was_suspended_as_a_whole_goes_on(watched, monkeypatch):
+    one, ends = watched(timeout=0.3)
+    beat(one.store, {1: "1 a", 2: "1 b"}, 0.1)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600)  # an hour has passed at once
+    beat(one.store, {1: "2 a", 2: "2 b"}, 0.2)
+    assert ends == []
+
+
+def test_success_is_never_taken_from_the_store(watched):
+    one, ends = watched()
+    one.store.set("ended", "0")
+    beat(one.store, {}, 0.1)
+    assert ends == []

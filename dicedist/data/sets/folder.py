@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import plural
+from dicedist.console.lines import plural, printable
 from dicedist.console.progress import Progress
 from dicedist.data import uses_dali
 from dicedist.data.prepared import NewArray, Prepared, prepare
@@ -23,6 +23,7 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
 DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
 LISTED = 20  # corrupt files named in the log
+MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 50  # of an image that is decoded
 
 Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 
@@ -82,7 +83,9 @@ def scan(folder: Path) -> Listing:
 def find_images(folder: Path) -> list[Path]:
     """All images in the folder and its subfolders except hidden files, always in the same order."""
     return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
     )
 
 
@@ -134,10 +137,34 @@ def crop(image: Image.Image, size: int) -> Image.Image:
 def decode_file(path: Path, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
     """The image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return np.asarray(fit(as_rgb(image), size))
     except Exception as error:  # a damaged file makes PIL raise anything, from SyntaxError to struct.error
-        return " ".join(str(error).replace(f" '{path}'", "").split()) or type(error).__name__
+        return printable(" ".join(str(error).replace(f" '{path}'", "").split())) or type(error).__name__
+
+
+def open_image(path: Path) -> Image.Image:
+    """Only the head is read: what is no plain file or would take gigabytes is refused before it is decoded."""
+    if not path.is_file():
+        raise ValueError("there is no such file" if not path.exists() else "not a plain file")
+    image = Image.open(path)
+    short, long = sorted(image.size)
+    if short * long > MOST_PIXELS or long > LONGEST_SIDE or long > MOST_ELONGATED * short:
+        image.close()
+        raise ValueError(
+            f"{image.size[0]} x {image.size[1]} pixels: the most are {MOST_PIXELS / 1e6:.0f} million, "
+            f"{LONGEST_SIDE:,} on a side, and sides that differ by a factor of {MOST_ELONGATED}"
+        )
+    return image
+
+
+def is_unfit(path: Path) -> bool:
+    """Whether DALI must not see the file: it would decode whatever the head promises."""
+    try:
+        open_image(path).close()
+    except Exception:
+        return True
+    return False
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

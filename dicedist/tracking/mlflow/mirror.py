@@ -11,6 +11,7 @@ import getpass
 import hashlib
 import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -26,7 +27,8 @@ from dicedist.config import Config, flatten
 from dicedist.config.compose import flat
 from dicedist.console.lines import warn
 from dicedist.reporting.page import pictures, write_report
-from dicedist.runs.run import Run, replace_text, whole_lines
+from dicedist.runs.files import open_own, replace_text
+from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
 from dicedist.tracking.mlflow.store import alone, files_of, folder_of, read_json, without_password
 
@@ -42,7 +44,7 @@ FINISHED = "FINISHED"
 @contextlib.contextmanager
 def only_one(run: Run, wait: bool) -> Iterator[None]:
     """wait: a restarted training may come back before the mirror of its last attempt has ended."""
-    with run.mirror_lock_file.open("w") as file:
+    with open_own(run.mirror_lock_file, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
@@ -58,6 +60,7 @@ class Mirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
+        logging.disable(logging.CRITICAL)  # of mlflow and its database, which log a traceback for every failed call
         self.run, self.config, self.uri = run, config, uri
         self.shown = without_password(self.uri)
         self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "sent": {}}
@@ -192,15 +195,34 @@ class Mirror:
         if self.state["run_id"] is None:
             self.begin()
         for path in (self.run.records_file, self.run.system_file):
-            received = self.state["received"].get(path.name, 0)
-            lines = whole_lines(path)[received:]
-            # After a run goes back to a checkpoint, it writes the same lines again: those are skipped.
-            for some in chunks(lines, 20):
+            lines, received = whole_lines(path), self.state["received"].get(path.name, 0)
+            # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others
+            # if the user changed how often a record is written.
+            known: set[tuple[str, int]] = set()
+            if self.differs(path.name, lines[:received]):
+                known, received = self.steps_in_mlflow(lines), 0
+            for some in chunks(lines[received:], 20):
                 metrics = [metric for line in some for metric in as_metrics(json.loads(line))]
-                for batch in chunks(metrics, MOST_METRICS):
+                new = [metric for metric in metrics if (metric.key, metric.step) not in known]
+                for batch in chunks(new, MOST_METRICS):
                     self.client.log_batch(self.state["run_id"], metrics=batch)
                 received += len(some)
-                self.keep(received={**self.state["received"], path.name: received})
+                marks = {**self.state.get("marks", {}), path.name: digest_lines(lines[:received])}
+                self.keep(received={**self.state["received"], path.name: received}, marks=marks)
+
+    def differs(self, name: str, lines: Sequence[str]) -> bool:
+        """Whether the lines that were sent are no longer those of the file."""
+        mark = self.state.get("marks", {}).get(name)
+        return mark is not None and len(lines) == self.state["received"][name] and digest_lines(lines) != mark
+
+    def steps_in_mlflow(self, lines: Sequence[str]) -> set[tuple[str, int]]:
+        """What MLflow has of the metrics in these lines."""
+        names = {name for line in lines for name, value in json.loads(line).items() if is_number(value)}
+        return {
+            (name, metric.step)
+            for name in names - {"step", "time"}
+            for metric in self.client.get_metric_history(self.state["run_id"], name)
+        }
 
     def send_result(self) -> None:
         """Every number of the evaluation, and the redundancy as the mean over pairs."""
@@ -291,6 +313,10 @@ def user() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError):
         return None
+
+
+def digest_lines(lines: Sequence[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def digest_of(path: Path) -> str | None:

@@ -1,0 +1,127 @@
+"""What surrounds the training is verified: records, prepared images, names of checkpoints, changed keys."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dicedist.config import compose_config
+from dicedist.data import sources
+from dicedist.runs import checkpoint
+from dicedist.runs.run import Run
+from tests.support.tiny import STEPS, asked_after, assert_same_run, build, records_of, train
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    train(folder)
+    return folder / "tiny"
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    assert train(tmp_path, after_step=asked_after(9))
+    return Run(tmp_path / "tiny")
+
+
+def test_records_that_are_removed_in_mid_run_are_written_anew(tmp_path, reference, capsys):
+    def remove(trainer, done):
+        if done == 6:
+            trainer.run.records_file.unlink()
+
+    train(tmp_path, after_step=remove)
+    told = capsys.readouterr().err
+    assert told.count("was removed or shortened: it is written anew") == 1 and "could not be written" not in told
+    assert_same_run(tmp_path / "tiny", reference)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text(path.read_text().splitlines(keepends=True)[0]),
+        lambda path: path.write_text(path.read_text().replace('"step": 4', '"step": 3')),
+    ],
+)
+def test_records_that_are_harmed_while_a_run_is_down_are_mended(stopped, reference, capsys, harm):
+    harm(stopped.records_file)
+    train(stopped.directory.parent)
+    assert "removed, shortened or changed: it is mended from the checkpoint" in capsys.readouterr().err
+    assert_same_run(stopped.directory, reference)
+
+
+def test_a_gap_that_cannot_be_mended_is_named(stopped, capsys, monkeypatch):
+    """As with a checkpoint that was made before it kept a copy."""
+    monkeypatch.setattr(checkpoint, "unpack_records", lambda found: None)
+    stopped.records_file.write_text("")
+    build(stopped.directory.parent)
+    assert "metrics.jsonl lacks 3 of the 3 records up to step 10" in capsys.readouterr().err
+
+
+def test_checkpoints_with_swapped_names_are_not_taken(tmp_path, capsys):
+    train(tmp_path, "max_steps=10")
+    folder = Run(tmp_path / "tiny").checkpoints
+    five, ten = (checkpoint.path_of(folder, step) for step in (5, 10))
+    five.rename(tmp_path / "aside")
+    ten.rename(five)
+    (tmp_path / "aside").rename(ten)
+    with pytest.raises(ValueError, match="holds step 5, which is not the step that it is named for"):
+        build(tmp_path)
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(stopped, tmp_path):
+    assert train(tmp_path / "other", "seed=1", after_step=asked_after(9))
+    shutil.rmtree(stopped.checkpoints)
+    shutil.copytree(Run(tmp_path / "other" / "tiny").checkpoints, stopped.checkpoints)
+    with pytest.raises(ValueError, match="belongs to another run: .*'seed': 1"):
+        build(stopped.directory.parent)
+
+
+def test_prepared_images_that_changed_are_noticed(fresh_home):
+    config = compose_config(["data=shapes"]).data
+    sources.load(config)
+    (file,) = (fresh_home / "prepared").rglob("train_images.npy")
+    pixels = np.load(file, mmap_mode="r+")
+    pixels[17] = 255 - pixels[17]
+    pixels.flush()
+    with pytest.raises(ValueError, match=r"the prepared images are damaged \(train_images.npy\); remove it .*clean"):
+        sources.load(config)
+    (about,) = (fresh_home / "prepared").rglob("about.json")
+    about.write_text("")
+    with pytest.raises(ValueError, match="about.json is damaged; remove it"):
+        sources.load(config)
+
+
+def test_a_key_is_changed_on_purpose_and_recorded(stopped):
+    runs = stopped.directory.parent
+    with pytest.raises(ValueError, match=r"optimizer.lr: paper -> 0.05.*resume.allow=\[optimizer.lr\]"):
+        build(runs, "optimizer.lr=0.05")
+    build(runs, "optimizer.lr=0.05", "resume.allow=[optimizer.lr]")
+    assert [json.loads(line) for line in stopped.changes_file.read_text().splitlines()] == [
+        {"after_step": 10, "changed": ["optimizer.lr: paper -> 0.05"]}
+    ]
+    build(runs, "optimizer.lr=0.05")  # from now on it is the run's
+    with pytest.raises(ValueError, match="resume.allow=.*name keys that begin with optimizer."):
+        build(runs, "batch_size=8", "resume.allow=[batch_size]")
+
+
+def test_a_run_goes_back_to_a_checkpoint_from_before_it_diverged(tmp_path):
+    often = ("checkpoint.keep=1", "log.every_steps=1", "checkpoint.every_steps=2")
+
+    def diverge(trainer, done):
+        if done == 5:
+            trainer.step.schedules.learning_rate = [[0, 0.7]]
+
+    train(tmp_path, *often, after_step=diverge)
+    run = Run(tmp_path / "tiny")
+    losses = {
+        one["step"]: one["train/members/loss"] for one in records_of(run.directory) if "train/members/loss" in one
+    }
+    limit = 2 * min(losses.values())
+    first, last = (checkpoint.step_of(path) for path in checkpoint.saved(run.checkpoints))
+    assert losses[STEPS] > limit and last == STEPS and losses[first] <= limit, losses
+    assert build(tmp_path, f"resume.step={first}", *often).done == first
+    with pytest.raises(ValueError, match="resume.step=3: .* has checkpoints of these steps: "):
+        build(tmp_path, "resume.step=3", *often)
