@@ -137,7 +137,7 @@ def test_the_student_is_measured_alone(tmp_path, capsys):
     assert result["redundancy"]["pairs"] == [[0, 1]]  # the teachers
     assert "member 2, the student" in capsys.readouterr().out
     saved = {path.stem for path in (tmp_path / "tiny" / "checkpoints").glob("*/*.safetensors")}
-    assert saved == {"member-0", "member-1", "member-2", "trunk", "shared", "discriminator"}
+    assert saved == {"member-0", "member-1", "member-2", "trunk", "shared", "discriminator", "records"}
     evaluate.run([f"run={tmp_path / 'tiny'}", "members=[2]", f"output={tmp_path / 'alone'}"])
     alone = json.loads((tmp_path / "alone" / "evaluation.json").read_text())
     assert alone["student"] == pytest.approx(result["student"], rel=1e-5)

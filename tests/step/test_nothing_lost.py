@@ -123,5 +123,5 @@ def test_a_run_goes_back_to_a_checkpoint_from_before_it_diverged(tmp_path):
     first, last = (checkpoint.step_of(path) for path in checkpoint.saved(run.checkpoints))
     assert losses[STEPS] > limit and last == STEPS and losses[first] <= limit, losses
     assert build(tmp_path, f"resume.step={first}", *often).done == first
-    with pytest.raises(ValueError, match="resume.step=3: .* has checkpoints of these steps: "):
+    with pytest.raises(ValueError, match="resume.step=3: .* has checkpoints of the steps "):
         build(tmp_path, "resume.step=3", *often)

@@ -23,7 +23,7 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
 DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
 LISTED = 20  # corrupt files named in the log
-MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 50  # of an image that is decoded
+MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # of an image that is decoded
 
 Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 
