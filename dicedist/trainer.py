@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from dicedist import metrics
-from dicedist.algorithm.build import check_members, feature_dims
+from dicedist.algorithm.build import check_batch_of_one, check_members, feature_dims
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.cluster import signals
@@ -73,6 +73,8 @@ class Trainer:
         self.method, self.control = method, world.control
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
         refuse_empty_shares(len(source.train), config.batch_size, placement.replicas)
+        if len(source.train) % config.batch_size == 1:
+            check_batch_of_one(config)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
         self.step, self.exchange = assemble(config, placement, world, source.num_classes, self.steps_per_epoch)
         self.hosted = self.step.hosted

@@ -144,3 +144,16 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
             "data.per_member=true gives the trunk other images on each rank, so its batch norms would diverge: "
             "write structure=net, or use one process"
         )
+
+
+def check_batch_of_one(config: Config) -> None:
+    """An epoch may end with a single image, whose batch norms need more than one value for each channel."""
+    images = torch.empty(1, 3, config.data.size, config.data.size, device="meta")
+    for network in weightless(config, config.num_members)[: len(config.network.per_member or "1")]:
+        try:
+            network.train()(images)
+        except ValueError as error:
+            raise ValueError(
+                f"the last batch of an epoch has 1 image, too few for the batch norms of {config.network.label} "
+                f"({error}): write batch_size={config.batch_size + 1}, or any that leaves more"
+            ) from error

@@ -145,7 +145,9 @@ class Discriminator(Adversary):
         estimate = torch.stack(list(terms.values())).sum()
         weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
         (gradients_MBD,) = torch.autograd.grad(weight * estimate, means_MBD)
-        return gradients_MBD, {"redundancy": estimate.detach()}
+        # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
+        shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
+        return gradients_MBD, {"redundancy": estimate.detach(), "redundancy_nats": estimate.detach() + shift}
 
     def redundancy(
         self,
@@ -246,8 +248,7 @@ class Discriminator(Adversary):
         partners = Partners.of(labels_B, self.memory)
         if negatives:
             rows_XB = partners.draw(num_samples * negatives, draws)
-            pool_MQD = torch.cat([means_MBD, self.memory.means_MQD], dim=1)
-            pool_scales_MQD = torch.cat([scales_MBD, self.memory.scales_MQD], dim=1)
+            pool_MQD, pool_scales_MQD = self.memory.with_batch(means_MBD, scales_MBD)
             others_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
             z_MXBD = torch.cat([z_MXBD, others_MXBD], dim=1)
         plan = PairPlan.draw(pairs_P2, num_samples, negatives, draws)

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from dicedist.algorithm.networks import Network
 
+TINY = -80.0  # below which softplus(x) is exp(x) to the last bit, and leaves the normal floats
+
 
 @dataclass
 class Encoding:
@@ -21,10 +23,13 @@ class Encoding:
     z_BD: Tensor
     logits_BK: Tensor
     trunk_BCHW: Tensor | None = None  # the trunk's output; None if the network has no split point
+    log_scale_BD: Tensor | None = None
 
 
 class Bottleneck(nn.Module):
-    """The encoder's scale e^sigma(x) and the backward encoder's mean b(y); inference needs neither.
+    """The encoder's scale (softplus of a dense layer: docs/choices.md, 25) and the backward encoder's mean b(y).
+
+    Inference needs neither.
 
     prior_rows: one mean per class (VCEB) or a single one (VIB).
     """
@@ -34,8 +39,16 @@ class Bottleneck(nn.Module):
         self.scale = nn.Linear(feature_dim, feature_dim)
         self.prior_KD = nn.Parameter(torch.randn(prior_rows, feature_dim))
 
-    def forward(self, mean_BD: Tensor) -> Tensor:
-        return F.softplus(self.scale(mean_BD))
+    def forward(self, mean_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale and its logarithm, in float32 at least.
+
+        Far below zero softplus(x) is exp(x), whose logarithm is x: so it stays finite, and keeps its gradient, where
+        the scale itself underflows.
+        """
+        raw_BD = full(self.scale(mean_BD))
+        scale_BD = F.softplus(raw_BD)
+        is_tiny_BD = raw_BD < TINY
+        return scale_BD, torch.where(is_tiny_BD, raw_BD, scale_BD.masked_fill(is_tiny_BD, 1.0).log())
 
 
 class Member(nn.Module):
@@ -55,12 +68,12 @@ class Member(nn.Module):
         """Features and logits from one sample of z, by the reparameterisation trick."""
         mean_BD, trunk_BCHW = self.encoder.read(inputs)
         mean_BD = full(mean_BD)
-        scale_BD, z_BD = None, mean_BD
+        scale_BD, log_scale_BD, z_BD = None, None, mean_BD
         if self.bottleneck is not None:
             assert noise_BD is not None
-            scale_BD = full(self.bottleneck(mean_BD))
+            scale_BD, log_scale_BD = self.bottleneck(mean_BD)
             z_BD = mean_BD + scale_BD * noise_BD
-        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW)
+        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW, log_scale_BD)
 
 
 class Encode(nn.Module):

@@ -1,27 +1,63 @@
 """The shared class memory: for each class, the features of the last few inputs, as seen by all M members.
 
-Legend: M members, B inputs of a batch, D features, K classes, C entries a class, Q = K*C + 1 rows (the last takes
-what is not kept).
+The rows lie in one tensor with room for a batch in front of them, so that partners are drawn from the batch and the
+memory without copying the memory:
+
+    pool    [ ... room ... | batch: B rows | memory: Q rows ]
+
+Legend: M members, B inputs of a batch, D features, K classes, C entries per class, Q = K*C + 1 rows of memory (the last
+takes what is not kept).
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+KEPT = ("means", "scales")
 
 
 class ClassMemory(nn.Module):
     """Stores means and scales, never samples, so that z can be drawn anew (docs/choices.md, 10)."""
 
-    means_MQD: Tensor
-    scales_MQD: Tensor
     written_K: Tensor  # inputs of each class seen so far
 
     def __init__(self, num_members: int, feature_dim: int, num_classes: int, capacity: int):
         super().__init__()
-        self.capacity = capacity
+        self.capacity, self.room = capacity, 0
         rows = num_classes * capacity + 1
-        self.register_buffer("means_MQD", torch.zeros(num_members, rows, feature_dim))
-        self.register_buffer("scales_MQD", torch.zeros(num_members, rows, feature_dim))
+        for name in KEPT:
+            self.register_buffer(f"pool_{name}", torch.zeros(num_members, rows, feature_dim), persistent=False)
         self.register_buffer("written_K", torch.zeros(num_classes, dtype=torch.int64))
+
+    @property
+    def means_MQD(self) -> Tensor:
+        return self.get_buffer("pool_means")[:, self.room :]
+
+    @property
+    def scales_MQD(self) -> Tensor:
+        return self.get_buffer("pool_scales")[:, self.room :]
+
+    def with_batch(self, means_MBD: Tensor, scales_MBD: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales of the batch's rows, then the memory's. The next call may overwrite them."""
+        if means_MBD.requires_grad:  # gradients flow to partners from the batch
+            pairs = ((means_MBD, self.means_MQD), (scales_MBD, self.scales_MQD))
+            means, scales = (torch.cat(pair, dim=1) for pair in pairs)
+            return means, scales
+        batch = means_MBD.shape[1]
+        if batch > self.room:
+            self.make_room(batch)
+        first = self.room - batch
+        pools = [self.get_buffer(f"pool_{name}")[:, first:] for name in KEPT]
+        for pool, values in zip(pools, (means_MBD, scales_MBD), strict=True):
+            pool[:, :batch] = values.detach()
+        return pools[0], pools[1]
+
+    def make_room(self, batch: int) -> None:
+        for name in KEPT:
+            kept_MQD = self.get_buffer(f"pool_{name}")[:, self.room :]
+            self.register_buffer(f"pool_{name}", torch.nn.functional.pad(kept_MQD, (0, 0, batch, 0)), persistent=False)
+        self.room = batch
 
     @torch.no_grad()
     def write(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> None:
@@ -33,8 +69,19 @@ class ClassMemory(nn.Module):
         kept_B = nth_B >= total_K[labels_B] - self.capacity
         slots_B = labels_B * self.capacity + (self.written_K[labels_B] + nth_B) % self.capacity
         rows_B = torch.where(kept_B, slots_B, num_classes * self.capacity)
-        self.means_MQD.index_copy_(1, rows_B, means_MBD)
-        self.scales_MQD.index_copy_(1, rows_B, scales_MBD)
-        self.means_MQD[:, -1] = 0
-        self.scales_MQD[:, -1] = 0
+        for memory_MQD, values in ((self.means_MQD, means_MBD), (self.scales_MQD, scales_MBD)):
+            memory_MQD.index_copy_(1, rows_B, values)
+            memory_MQD[:, -1] = 0
         self.written_K += total_K
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The memory alone, by the names that checkpoints have always had."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in KEPT:
+            destination[f"{prefix}{name}_MQD"] = self.get_buffer(f"pool_{name}")[:, self.room :]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for name in KEPT:
+            if (saved := state_dict.pop(f"{prefix}{name}_MQD", None)) is not None:
+                self.get_buffer(f"pool_{name}")[:, self.room :].copy_(saved)
+        super()._load_from_state_dict(state_dict, prefix, *others)

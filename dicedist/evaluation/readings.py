@@ -46,7 +46,7 @@ def read(
             for index, chunks in rows.items():
                 member = hosted.member(index)
                 mean_BD = member.encoder(inputs)
-                scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)
+                scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)[0]
                 chunks.append((member.classifier(mean_BD), mean_BD, scale_BD))
             done += len(images_BCHW)
             advance()

@@ -28,7 +28,7 @@ ACCURACY = ENSEMBLE[0]
 MAIN = (
     *(validated("ensemble", measure, " of the ensemble") for measure in ENSEMBLE if measure.quick),
     validated("members", ACCURACY, " of the members"),
-    Course("train/redundancy", "Redundancy", "estimate by the discriminator, training, nats"),
+    Course("train/redundancy_nats", "Redundancy", "w's own estimate, clipped first term, training, nats"),
     *(validated("diversity", measure) for measure in DIVERSITY if measure.summary),
 )
 OTHER_DIVERSITY = tuple(validated("diversity", measure) for measure in DIVERSITY if not measure.summary)

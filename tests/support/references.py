@@ -148,7 +148,8 @@ def vib(ensemble, told, y, now):
     return bottleneck(ensemble, told, y, 1 / (math.exp(now.log_beta) + 1), lambda label: 0)
 
 
-def adp(ensemble, told, y, now, alpha, beta):
+def adp(ensemble, told, y, now, alpha, beta, ramp_up=False):
+    r = now.ramp_up if ramp_up else 1.0
     entropies, volumes = [], []
     for n, label in enumerate(y.tolist()):
         p = [torch.softmax(t.logits[n], 0) for t in told]
@@ -157,12 +158,13 @@ def adp(ensemble, told, y, now, alpha, beta):
         rows = [torch.cat([q[:label], q[label + 1 :]]) for q in p]
         N = torch.stack([row / row.norm() for row in rows])
         volumes.append(torch.log(torch.det(N @ N.T + 1e-6 * torch.eye(len(told)))))
-    return {"entropy": -alpha * mean(entropies), "volume": -beta * mean(volumes)}
+    return {"entropy": -r * alpha * mean(entropies), "volume": -r * beta * mean(volumes)}
 
 
-def dml(ensemble, told, y, now):
+def dml(ensemble, told, y, now, ramp_up=False):
+    r = now.ramp_up if ramp_up else 1.0
     p = [torch.softmax(t.logits, 1) for t in told]
-    return {"mutual": [mean(kl(p[j].detach(), p[i]) for j in range(len(p)) if j != i) for i in range(len(p))]}
+    return {"mutual": [r * mean(kl(p[j].detach(), p[i]) for j in range(len(p)) if j != i) for i in range(len(p))]}
 
 
 def cl_ilr(ensemble, told, y, now, temperature):

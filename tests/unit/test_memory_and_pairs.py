@@ -84,3 +84,21 @@ def test_budget():
     assert within_budget(pairs, None, generator) is pairs
     chosen = within_budget(pairs, 4, generator)
     assert len({tuple(pair) for pair in chosen.tolist()}) == 4
+
+
+def test_a_batch_and_the_memory_are_one_pool_without_copying_the_memory():
+    memory = ClassMemory(num_members=2, feature_dim=3, num_classes=4, capacity=2)
+    for size in (5, 9, 4):  # room is made for the largest, and smaller ones fit
+        means, labels = torch.randn(2, size, 3), torch.arange(size) % 4
+        pool, scales = memory.with_batch(means, 2 * means)
+        torch.testing.assert_close(pool, torch.cat([means, memory.means_MQD], dim=1))
+        torch.testing.assert_close(scales, torch.cat([2 * means, memory.scales_MQD], dim=1))
+        memory.write(means, 2 * means, labels)
+        assert pool.untyped_storage().data_ptr() == memory.means_MQD.untyped_storage().data_ptr()
+    saved = {name: value.clone() for name, value in memory.state_dict().items()}
+    assert {name: tuple(value.shape) for name, value in saved.items()} == {
+        "written_K": (4,), "means_MQD": (2, 9, 3), "scales_MQD": (2, 9, 3),
+    }  # fmt: skip
+    fresh = ClassMemory(num_members=2, feature_dim=3, num_classes=4, capacity=2)
+    fresh.load_state_dict(saved)
+    assert all(torch.equal(fresh.state_dict()[name], value) for name, value in saved.items())

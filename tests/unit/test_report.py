@@ -45,7 +45,7 @@ def write_records(folder: Path, epochs: int, compares: bool, draw: torch.Generat
         train |= {"schedule/learning_rate": 0.1}
         if compares:
             train |= {
-                "train/redundancy": 3 / step - 0.7,
+                "train/redundancy_nats": 3 / step - 0.7,
                 "train/discriminator/loss": 0.64 + 1 / step,
                 "train/discriminator/accuracy": 0.66,
             }

@@ -54,7 +54,7 @@ class Objective:
     sends: ClassVar[tuple[str, ...]] = ()
     least: ClassVar[int] = 1  # the minimum number of members
     prior: ClassVar[str | None] = None  # "class" or "shared": the kind of backward encoder in the bottleneck
-    follows: ClassVar[tuple[str, ...]] = ()  # schedules that it depends on, besides the learning rate
+    follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
     student: ClassVar[bool] = False  # the last member learns from the others and can be used alone
     averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
 

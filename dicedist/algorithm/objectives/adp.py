@@ -20,14 +20,16 @@ class Term(Objective):
     sends = ("logits",)
     least = 2
 
-    def __init__(self, alpha: float, beta: float):
+    def __init__(self, alpha: float, beta: float, ramp_up: bool = False):
+        """ramp_up: both terms grow with the ramp-up, as in the paper's tables; their own paper has none."""
         self.alpha, self.beta = alpha, beta
+        self.follows = ("ramp_up",) if ramp_up else ()
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        logits_MBK = view.rows("logits")
+        logits_MBK, weight = view.rows("logits"), now.ramp_up if self.follows else 1.0
         return {
-            "entropy": -self.alpha * entropy(logits_MBK).mean(),
-            "volume": -self.beta * log_volume(logits_MBK, view.labels_B).mean().to(logits_MBK.dtype),
+            "entropy": -weight * self.alpha * entropy(logits_MBK).mean(),
+            "volume": -weight * self.beta * log_volume(logits_MBK, view.labels_B).mean().to(logits_MBK.dtype),
         }
 
 

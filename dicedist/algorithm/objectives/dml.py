@@ -1,6 +1,7 @@
 """Deep mutual learning (Zhang et al., 2018): each member also fits the predictions of every other.
 
-loss_i = CE_i + mean over j != i of KL(p_j || p_i), peers held constant. No temperature or ramp-up, as in its paper.
+loss_i = CE_i + mean over j != i of KL(p_j || p_i), peers held constant. No temperature, as in its paper,
+which has no ramp-up either.
 """
 
 from torch import Tensor
@@ -13,10 +14,13 @@ from dicedist.algorithm.schedules import Moment
 class Term(Distillation):
     sends = ("logits",)
 
-    def __init__(self) -> None:
+    def __init__(self, ramp_up: bool = False) -> None:
+        """ramp_up: the distillation grows with the ramp-up, as in the tables of the paper on DICE."""
         super().__init__(temperature=1.0)
+        self.follows = ("ramp_up",) if ramp_up else ()
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         others = [member for member in range(view.num_members) if member != view.index]
         peers_PBK = view.rows("logits", others)
-        return {"mutual": self.distil(view.own.logits_BK.expand_as(peers_PBK), peers_PBK) / len(others)}
+        weight = now.ramp_up if self.follows else 1.0
+        return {"mutual": weight * self.distil(view.own.logits_BK.expand_as(peers_PBK), peers_PBK) / len(others)}

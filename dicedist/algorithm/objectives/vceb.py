@@ -19,7 +19,7 @@ class Term(Objective):
         bottleneck, own = view.member.bottleneck, view.own
         assert bottleneck is not None and own.scale_BD is not None
         prior_BD = self.backward_mean(bottleneck.prior_KD, view.labels_B)
-        divergence_B = gaussian_divergence(own.mean_BD, own.scale_BD, prior_BD)
+        divergence_B = gaussian_divergence(own.mean_BD, own.scale_BD, prior_BD, own.log_scale_BD)
         return {
             "cross_entropy": F.cross_entropy(own.logits_BK, view.labels_B),
             "compression": self.weight(now) * divergence_B.mean(),
@@ -32,6 +32,9 @@ class Term(Objective):
         return now.compression_ceb
 
 
-def gaussian_divergence(mean_BD: Tensor, scale_BD: Tensor, prior_BD: Tensor) -> Tensor:
+def gaussian_divergence(
+    mean_BD: Tensor, scale_BD: Tensor, prior_BD: Tensor, log_scale_BD: Tensor | None = None
+) -> Tensor:
     """KL(N(mean, scale^2) || N(prior, 1)), summed over dimensions: zero at scale = 1, mean = prior."""
-    return 0.5 * (scale_BD.square() - 2 * scale_BD.log() - 1 + (mean_BD - prior_BD).square()).sum(-1)
+    log_scale_BD = scale_BD.log() if log_scale_BD is None else log_scale_BD
+    return 0.5 * (scale_BD.square() - 2 * log_scale_BD - 1 + (mean_BD - prior_BD).square()).sum(-1)
