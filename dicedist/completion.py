@@ -19,7 +19,8 @@ def run(arguments: Sequence[str]) -> None:
         return
     shell, *words = arguments
     if shell == "candidates":  # what the scripts ask for
-        print("\n".join(candidates(words, available())))
+        for word in candidates(words, available()):
+            print(word)
     elif shell in SCRIPTS:
         print(SCRIPTS[shell], end="")
     else:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dicedist.cluster.process import command
 from dicedist.config import compose_request, show_help
-from dicedist.config.requests import ExportRequest
+from dicedist.config.requests import FORMATS, ExportRequest
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -33,6 +33,11 @@ def run(arguments: Sequence[str]) -> None:
     request = compose_request("export", arguments, ExportRequest)
     if request.run is None:
         raise ValueError("write run=runs/NAME")
+    ending = Path(request.output or "").suffix.removeprefix(".")
+    if request.format is None:
+        request.format = ending if ending in FORMATS else FORMATS[0]
+    elif ending in FORMATS and ending != request.format:
+        raise ValueError(f"output={request.output} ends otherwise than format={request.format}: leave one of them out")
     if request.format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise ValueError(f"format=onnx needs {', '.join(missing)}: pip install 'dicedist[onnx]'")
     # Not above: torch takes seconds, which help and refusals need not.
@@ -49,7 +54,7 @@ def run(arguments: Sequence[str]) -> None:
     difference = export(ensemble, output, request.format, images)
     print(
         f"wrote {output} ({output.stat().st_size / 1e6:,.1f} MB), members {ensemble.about.members}: "
-        f"within {difference:.0e} of the networks on {described}"
+        f"{f'within {difference:.0e} of' if difference else 'exactly as'} the networks on {described}"
     )
 
 

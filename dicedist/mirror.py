@@ -12,10 +12,12 @@ has received everything.
 """
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 
 from dicedist.cluster.process import command
+from dicedist.config import nearest
 
 SETTINGS = ("tracking.uri", "network.trusted")
 
@@ -27,6 +29,9 @@ def run(arguments: Sequence[str]) -> None:
     words = [word for word in arguments if not word.startswith("-")]
     settings = dict(word.split("=", 1) for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS)))
     names = [word for word in words if word.partition("=")[0] not in settings]
+    names = [name.removeprefix("run=") for name in names]
+    if unknown := [name for name in names if re.match(r"[\w.]+=", name)]:
+        raise ValueError(f"{unknown[0]}: there is no such key{nearest(unknown[0].partition('=')[0], SETTINGS)}")
     if len(names) != 1:
         raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
     from dicedist.runs.run import Run  # not above: torch takes seconds, which help and refusals need not
@@ -49,7 +54,10 @@ def run(arguments: Sequence[str]) -> None:
             mirror.follow()
         received = mirror.finish()
     if not received:
-        raise ValueError(f"MLflow has not received all of {sent}; `python -m dicedist.mirror {sent}` sends the rest")
+        again = f"python -m dicedist.mirror {sent}" + (f" tracking.uri={mirror.shown}" if settings else "")
+        raise ValueError(f"MLflow has not received all of {sent}; `{again}` sends the rest")
+    if not follow:
+        print(f"{sent} is in MLflow at {mirror.shown}: {sent.ending()}, run {mirror.state['run_id']}")
 
 
 if __name__ == "__main__":

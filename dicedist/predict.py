@@ -8,6 +8,7 @@ Examples:
 
 Images of any format and size: the short side is brought to the size that the run was trained on, the middle is taken.
 
+    probabilities  of every class (jsonl only), before temperature
     confidence     0..1, calibrated by the run's evaluation
     disagreement   0..1, the share of pairs of members that predict different classes
     ood score      0..1, low for images unlike those that the run was trained on
@@ -21,10 +22,13 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from dicedist.cluster.process import command, tune_malloc
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import PredictRequest
+from dicedist.console.lines import plural
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 
@@ -48,13 +52,18 @@ def run(arguments: Sequence[str]) -> None:
     ensemble = load_ensemble(source, request.members, request.average, trusted=request.network.trusted)
     tune_malloc()
     rows = predict(ensemble.to(device), paths, request.batch_size)
+    if request.output:
+        Path(request.output).parent.mkdir(parents=True, exist_ok=True)
     with open(request.output, "w") if request.output else contextlib.nullcontext(sys.stdout) as stream:
         if request.format == "jsonl":
-            write(rows, len(paths), json.dumps, stream)
+            predicted = write(rows, len(paths), partial(json.dumps, ensure_ascii=False), stream)
         else:
             table = Table(paths, ensemble.about.class_names)
             print(table.header, file=stream)
-            write(rows, len(paths), table, stream)
+            predicted = write(rows, len(paths), table, stream)
+    if request.output:
+        unread = f", {len(paths) - predicted} could not be read" if predicted < len(paths) else ""
+        print(f"wrote {request.output}: {plural(predicted, 'image')}{unread}")
 
 
 if __name__ == "__main__":

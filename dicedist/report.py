@@ -1,12 +1,13 @@
 """Draw runs: one self-contained page with tables and figures of their records.
 
-python -m dicedist.report runs/A runs/B ...                        writes report.html
+python -m dicedist.report runs/A runs/B ...                        writes report.html, or report-2.html beside one
 python -m dicedist.report runs/A runs/B ... output=FILE.html
 python -m dicedist.report --fresh runs/A runs/B ...                and reads the redundancy of all runs in the same way
 
 --fresh trains a new estimator on the features of each run that has none yet, which takes minutes and needs its data.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,14 +33,29 @@ def run(arguments: Sequence[str]) -> None:
     from dicedist.reporting.page import write_report
     from dicedist.runs.run import Run
 
-    output = Path(outputs[-1] if outputs else "report.html")
-    opened = [Run.open(directory) for directory in runs]
+    output = Path(outputs[-1]) if outputs else unused("report.html")
+    opened = [Run.open(directory) for name in runs for directory in runs_in(Path(name))]
     for one in opened if FRESH in arguments else ():
         if "redundancy_fresh" not in (one.result() or {}):
             say(f"{one}: reading its redundancy by a fresh estimator ...")
             evaluate_run(one, compose_request("evaluate", [f"run={one}", "estimator=fresh"], EvaluateRequest))
     write_report(opened, output)
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
+
+
+def runs_in(path: Path) -> list[Path]:
+    """A run, or the runs of a sweep's folder; files beside runs, as logs are, are passed over."""
+    if path.is_file():
+        return []
+    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
+    return inside if inside and not (path / "config.yaml").exists() else [path]
+
+
+def unused(name: str) -> Path:
+    """A name that no earlier report has: report.html, report-2.html, ..."""
+    path = Path(name)
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2)))
+    return next(one for one in names if not one.exists())
 
 
 if __name__ == "__main__":

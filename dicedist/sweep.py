@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     directory = Path(options.dir) / options.name
     swept, jobs = combinations(options.overrides, directory, options.name)
+    if not jobs:
+        raise ValueError("a range without a number gives no run: write range(0,3) for 0, 1 and 2")
     most = max(ranks_for(job.config) for job in jobs)  # reads every config: a misspelt key ends it before the first job
     ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
@@ -40,6 +42,8 @@ def run(arguments: Sequence[str]) -> None:
         f"{plural(len(jobs), 'run')} in {directory}, {ranks} process{'es' * (ranks > 1)} each, "
         f"{min(at_once, len(jobs))} at once"
     )
+    if finished_before := sum(job.result is not None for job in jobs):
+        say(f"{finished_before} finished before")
     try:
         failed = Queue(jobs, ranks, at_once, directory).run()
     finally:
@@ -49,11 +53,16 @@ def run(arguments: Sequence[str]) -> None:
         write_report(finished, directory / "report.html")
         say(f"figures: {directory / 'report.html'}")
     if failed:
-        raise ValueError(f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again")
+        raise ValueError(
+            f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again, "
+            "another --name begins anew"
+        )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch/sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "dicedist sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--name", default="sweep", help="of the folder, and of the experiment in MLflow")
     parser.add_argument("--dir", default="runs", help="where the folder is made")
     parser.add_argument("--nproc", type=int, help="processes of a run (a part a GPU or core, as far as they go)")

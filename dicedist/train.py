@@ -29,6 +29,8 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in overrides or "-h" in overrides:
         show_help(__doc__, "train", Config)
         return
+    if unknown := [word for word in overrides if word.startswith("-")]:
+        raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
     config = compose_config(overrides)
     is_rank = "RANK" in os.environ  # torchrun has started the processes
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)

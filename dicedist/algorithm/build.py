@@ -128,6 +128,8 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
     if named is not None and len(named) != num_members:
         raise ValueError(f"network.per_member names {len(named)} networks for {num_members} members: name one for each")
     members = weightless(config, num_members)
+    if config.network._target_ is not None:
+        check_feature_dim(config, members[0])
     method.check(members)
     branch = config.structure == "branch"
     if branch and len(widths := {network.trunk_dim for network in members}) > 1:
@@ -143,6 +145,17 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
         raise ValueError(
             "data.per_member=true gives the trunk other images on each rank, so its batch norms would diverge: "
             "write structure=net, or use one process"
+        )
+
+
+def check_feature_dim(config: Config, network: Network) -> None:
+    """What a network of the user's own says of itself, compared with what it does to two images without values."""
+    images = torch.empty(2, 3, config.data.size, config.data.size, device="meta")
+    shape = tuple(network(images).shape)
+    if shape != (2, network.feature_dim):
+        raise ValueError(
+            f"{config.network.label} makes {list(shape)} of 2 images, and feature_dim={network.feature_dim} says "
+            f"[2, {network.feature_dim}]: set feature_dim to the number of features that it returns"
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -43,7 +44,8 @@ def compose_request(name: str, overrides: Sequence[str], schema: type[T]) -> T:
 def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
     for override in overrides:
         if override.startswith(("+", "~")) or "=" not in override:
-            raise ValueError(f"{override}: write key=value, with a key that `--help` lists")
+            hint = f" (did you mean run={override}?)" if Path(override).is_dir() else ""
+            raise ValueError(f"{override}: write key=value, with a key that `--help` lists{hint}")
     whole = [override for override in overrides if override.startswith(f"{OOD_SETS}=")]
     overrides = [literal(override) for override in overrides if override not in whole]
     try:
@@ -78,7 +80,14 @@ def mistakes_named() -> Iterator[None]:
     try:
         yield
     except OmegaConfBaseException as error:
-        raise ValueError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{error.full_key}: {in_plain_words(str(error).splitlines()[0])}") from error
+
+
+def in_plain_words(text: str) -> str:
+    """OmegaConf's words for a value of another type."""
+    found = re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
+    wanted = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+    return f"{found[1]} is not {wanted[found[2]]}" if found and found[2] in wanted else text
 
 
 def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
@@ -89,7 +98,8 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
         if (CONF / key).is_dir():
             options = choices_of(key)
             if value not in options:
-                listed = ", ".join(by_folder(options))
+                libraries = ["torchvision/NAME", "timm/NAME"] if key == "network" else []
+                listed = ", ".join([*by_folder(options), *libraries])
                 return f"{override}: there is no such {key}{nearest(value, options)}; write one of {listed}"
         elif f"'{key}'" in text:
             return f"{key}: there is no such key{nearest(key, known)}"
@@ -109,7 +119,7 @@ def by_folder(options: Sequence[str]) -> list[str]:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     matches = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def keys(config: DictConfig, prefix: str = "") -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from dicedist.config.schema import AVERAGES, OodConfig, key
 
+FORMATS = ("pt2", "onnx", "safetensors")
 MEMBERS = "some of them: [0, 2], or student"
 RUN = "the folder of a run"
 
@@ -25,7 +26,7 @@ class EvaluateRequest:
     logits: str | None = key(
         "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
     )
-    members: list[int] | None = key("some of them: [0, 2]")
+    members: Any = key(MEMBERS)
     average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     folds: int | None = key(
         "random halves of the test set on which temperatures are fitted; null: as the run evaluates", above=0
@@ -35,7 +36,7 @@ class EvaluateRequest:
         choices=("own", "fresh"),
     )
     output: str | None = key("a folder; null: the run's own, or for anything but the whole run a folder beside it")
-    ood: OodConfig = key("further sets, name: folder or .npz")
+    ood: OodConfig = key("further sets, name: folder, .npz or .npy")
     network: Trust = key("of the run")
     data: DataRoot = key("of the run")
 
@@ -55,7 +56,9 @@ class PredictRequest:
 @dataclass
 class ExportRequest:
     run: str | None = key(RUN)
-    format: str = key("pt2: torch.export | onnx | safetensors", choices=("pt2", "onnx", "safetensors"))
+    format: str | None = key(
+        "pt2: torch.export | onnx | safetensors; null: by the ending of output, else pt2", choices=(*FORMATS, None)
+    )
     members: Any = key(MEMBERS)
     average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     images: str = key(

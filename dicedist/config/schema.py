@@ -171,7 +171,7 @@ class EvaluateConfig:
 
 @dataclass
 class OodConfig:
-    sets: dict[str, str | None] = key("name: folder or .npz; null: by its name in data.root")
+    sets: dict[str, str | None] = key("name: folder, .npz or .npy; null: by its name in data.root")
 
 
 @dataclass
@@ -227,5 +227,6 @@ class Config:
     @property
     def num_members(self) -> int:
         """Of a run: its size is a number from its start on."""
-        assert isinstance(self.ensemble.size, int)
+        if not isinstance(self.ensemble.size, int):
+            raise ValueError(f"ensemble.size={self.ensemble.size}, where a run has a number: its config is damaged")
         return self.ensemble.size

@@ -1,5 +1,6 @@
 """How far long work has come: one line that is written over on a terminal, plain lines now and then elsewhere."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -46,7 +47,8 @@ class Progress(SilentProgress):
         filled = round(WIDTH * done / max(1, self.total))
         bar = "█" * filled + "░" * (WIDTH - filled) + " " if self.terminal else ""
         text = f"{bar}{self.noun} {done:,}/{self.total:,}  {left} left  {figures}".rstrip()
-        put(self.stream, f"\r\x1b[2K{text}" if self.terminal else f"{text}\n")
+        columns = shutil.get_terminal_size().columns - 1  # a line that wraps could not be written over
+        put(self.stream, f"\r\x1b[2K{text[:columns]}" if self.terminal else f"{text}\n")
 
     def clear(self) -> None:
         if self.terminal:

@@ -5,7 +5,6 @@ is resized whole.
 """
 
 import logging
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from scipy.io import loadmat
 from torch import Tensor
 
 from dicedist.cluster.heartbeat import advance
+from dicedist.config import nearest
 from dicedist.console.lines import plural
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
@@ -88,6 +88,8 @@ def advice(name: str, path: Path | None, root: Path) -> str:
     if path is not None:
         return f"{path} does not exist, put a folder of images or an .npz with `images` there"
     usual = f"{USUAL[name]} or " if name in USUAL else ""
+    if hint := nearest(name, [*USUAL]) if name not in USUAL else "":
+        return f"there is no such set{hint}"
     return f"put {usual}ood/{name}.npz into {root}, or write ood.sets.{name}=FOLDER_OR_NPZ"
 
 
@@ -125,7 +127,7 @@ def read_array(path: Path) -> NDArray[np.uint8]:
     try:
         loaded = np.load(path, allow_pickle=False)
         images_NHWC = loaded if isinstance(loaded, np.ndarray) else loaded["images"]
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
         raise ValueError(f"{path}: not an .npz with an array `images`, nor a .npy") from error
     if images_NHWC.dtype != np.uint8 or images_NHWC.ndim != 4 or images_NHWC.shape[3] != 3 or not images_NHWC.size:
         raise ValueError(f"{path}: images are {images_NHWC.dtype} {images_NHWC.shape}, write uint8 [N, H, W, 3]")

@@ -115,13 +115,17 @@ class Ensemble(nn.Module):
 
     def refuse_unfit(self, images: Tensor) -> None:
         """Images of another type, size or range would be answered, and wrongly."""
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)"
+            )
         about, size, is_uint8 = self.about, self.about.size, self.about.images == "uint8"
         layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
         fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
         if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
             raise ValueError(
                 f"images are {images.dtype} {list(images.shape)}, and this ensemble takes {layout} with "
-                f"{size} x {size} pixels: {about.preparation}"
+                f"{size} x {size} pixels: bring them to that first, as training did ({about.preparation})"
             )
         if not images.numel():
             return
@@ -161,7 +165,7 @@ def largest(logits_NK: Tensor) -> Tensor:
 
 
 def load_ensemble(
-    run: Run,
+    run: Run | str | Path,
     members: Any = None,
     average: str | None = None,
     images: str = "uint8",
@@ -172,6 +176,7 @@ def load_ensemble(
 
     members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
     """
+    run = run if isinstance(run, Run) else Run.open(run)
     found, config = run.checkpoint(), run.config()
     size, method = config.num_members, Method(config.method)
     chosen = members_or_student(members, method, size)

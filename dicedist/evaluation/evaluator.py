@@ -17,6 +17,7 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster.control import Control
 from dicedist.config.schema import EvaluateConfig, OodConfig
+from dicedist.console.lines import plural, warn
 from dicedist.console.progress import Stage, silent
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Source, Split
@@ -136,6 +137,11 @@ class Evaluator:
             return None
         slots = Features(self.slots(features.means_ND), self.slots(features.scales_ND))
         found = estimate(self.discriminator, slots, held_out.labels_N, self.pairs_P2)
+        if found is None:
+            warn(
+                f"{plural(len(held_out), 'held-out image')}, none with another of its class: redundancy cannot be read"
+            )
+            return None
         return {"estimator": "own", "pairs": self.pairs_P2.tolist(), **asdict(found)}
 
     def fresh_redundancy(self) -> dict[str, Any] | None:
@@ -146,8 +152,10 @@ class Evaluator:
             return None
         learnt_from, read_on = (Features(found.means_ND, found.scales_ND) for found in (train, test))
         labels = self.source.train.labels_N, self.source.test.labels_N
-        found = fresh_estimates(learnt_from, labels[0], read_on, labels[1], self.source.num_classes)
+        found = fresh_estimates(learnt_from, labels[0], read_on, labels[1], self.source.num_classes, self.stage)
         kinds = {kind: asdict(estimated) for kind, estimated in found.items()}
+        if len(kinds) < 2:
+            return None
         return {"pairs": list(combinations(self.members, 2)), **kinds}
 
     def detect(self, inside: Readings, outside: Readings, average: str, temperature: float) -> dict[str, Any]:

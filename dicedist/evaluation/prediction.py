@@ -80,7 +80,8 @@ def answer(ensemble: Ensemble, images_NHWC: NDArray[np.uint8]) -> Iterator[Row]:
     return (dict(zip(keys, values, strict=True)) for values in zip(names, *columns, shares, strict=True))
 
 
-def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> None:
+def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> int:
+    """Returns how many images could be read."""
     progress, done, predicted = Progress(total, "images", stream=sys.stderr), 0, 0
     with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe, as `| head` does
         for batch in rows:
@@ -92,6 +93,7 @@ def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], s
         progress.clear()
         if not predicted:
             raise ValueError(f"no image could be read: {printable(batch[-1]['path'])}: {batch[-1]['error']}")
+    return predicted
 
 
 class Table:

@@ -18,6 +18,7 @@ from dicedist.algorithm.randomness import generator, initialising
 from dicedist.algorithm.schedules import Moment
 from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import Config, RedundancyConfig
+from dicedist.console.progress import Stage, silent
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
 
@@ -45,10 +46,11 @@ class Estimate:
 
 
 @torch.no_grad()
-def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate:
+def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate | None:
     """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms.
 
-    Every partner is one of these inputs: w's memory of its training features has no part in it.
+    Every partner is one of these inputs: w's memory of its training features has no part in it. None if there are so
+    few inputs that none has a partner of its class.
     """
     kept, found = w.memory, []
     try:
@@ -58,6 +60,8 @@ def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: T
             found.append(draw_logits(w, features, labels_N, pairs_P2, nth))
     finally:
         w.memory = kept
+    if any(product_PX.shape[1] == 0 for _, product_PX in found):
+        return None
     nats_RP = torch.stack([two_terms(joint_PX, product_PX) for joint_PX, product_PX in found])
     joint_X, product_X = (torch.cat([draw[side].flatten() for draw in found]) for side in (0, 1))
     right = (joint_X > 0).sum() + (product_X <= 0).sum()
@@ -89,7 +93,12 @@ def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:
 
 
 def fresh_estimates(
-    train: Features, train_labels_N: Tensor, held_out: Features, labels_N: Tensor, num_classes: int
+    train: Features,
+    train_labels_N: Tensor,
+    held_out: Features,
+    labels_N: Tensor,
+    num_classes: int,
+    stage: Stage = silent,
 ) -> dict[str, Estimate]:
     """I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
 
@@ -100,8 +109,9 @@ def fresh_estimates(
     alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (train, held_out)]
     found = {}
     for kind, conditional in (("conditional", True), ("unconditional", False)):
-        w = fit(FRESH, alike[0], train_labels_N, num_classes, seed=0, conditional=conditional)
-        found[kind] = estimate(w, alike[1], labels_N, w.pairs_P2)
+        w = fit(FRESH, alike[0], train_labels_N, num_classes, seed=0, conditional=conditional, stage=stage)
+        if (read := estimate(w, alike[1], labels_N, w.pairs_P2)) is not None:
+            found[kind] = read
     return found
 
 
@@ -131,6 +141,7 @@ def fit(
     batch_size: int = 256,
     lr: float = 1e-3,
     conditional: bool = True,
+    stage: Stage = silent,
 ) -> Discriminator:
     """Trains a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
@@ -141,12 +152,15 @@ def fit(
     optimizer = torch.optim.Adam(w.network.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     draws = generator(labels_N.device, seed, "estimator order")
+    progress = stage(num_steps, "steps of an estimator")
     for step in range(num_steps):
         rows = torch.randint(len(labels_N), (batch_size,), generator=draws, device=labels_N.device)
         batch = Features(features.means_MBD[:, rows], features.scales_MBD[:, rows])
         w.learn(optimizer, batch, labels_N[rows], PREDICTED, (0, step))
         schedule.step()
         advance()
+        progress.show(step + 1)
+    progress.clear()
     return w
 
 

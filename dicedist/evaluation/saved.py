@@ -1,13 +1,11 @@
 """Evaluates what is on disk: a run, whose members are spread over the ranks, or the logits of any ensemble."""
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
 from dicedist.evaluation.evaluator import Evaluator, measured
-from dicedist.evaluation.members import chosen_members
+from dicedist.evaluation.members import chosen_members, members_or_student
 from dicedist.evaluation.redundancy import load_discriminator
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Results, Run
@@ -35,7 +33,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     config.data.download = False  # a run's config does not decide where files are put
     config.network.trusted = request.network.trusted
     method, size = Method(config.method), config.num_members
-    members = chosen_members(request.members, size)
+    members = members_or_student(request.members, method, size)
     placement = place(world_size(), len(members), needs_discriminator=False)
     mine = [members[place_] for place_ in placement.members_on(this_rank())]
     ood = OodConfig({**config.ood.sets, **request.ood.sets})
@@ -86,6 +84,8 @@ def results_for(
 
 def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict[str, Any]]:
     logits_MNK, labels_N = read_logits(path)
+    if request.members is not None and not isinstance(request.members, list):
+        raise ValueError(f"members={request.members}: write numbers like [0,2]")
     members = chosen_members(request.members, len(logits_MNK))
     average = request.average or AVERAGES[0]
     result = {
@@ -108,7 +108,5 @@ def read_logits(path: Path) -> tuple[Tensor, Tensor]:
             return tensors["logits"], tensors["labels"]
         with np.load(path, allow_pickle=False) as file:
             return torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, SafetensorError) as error:
-        raise ValueError(
-            f"{path}: not an .npz or .safetensors with logits [M, N, K] and labels [N] ({error})"
-        ) from error
+    except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
+        raise ValueError(f"{path}: not an .npz or .safetensors with logits [M, N, K] and labels [N]") from error

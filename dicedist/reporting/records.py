@@ -181,7 +181,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             records.append({"step": int(record["step"]), "epoch": float(record["epoch"]), **record})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines):
                 break  # a line cut off by a crash, or being written right now
             raise ValueError(f"{path} is damaged at line {number}: delete that line to report the others") from error
@@ -194,8 +194,8 @@ def read_evaluation(run: Run) -> dict[str, Any]:
         return {}
     again = f"python -m dicedist.evaluate run={run} writes it anew"
     try:
-        evaluation = json.loads(path.read_text())
-    except ValueError as error:
+        evaluation = json.loads(path.read_text(errors="replace"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {again}") from error
     if not isinstance(evaluation, dict) or not MEASURED <= evaluation.keys():
         raise ValueError(f"{path} is not an evaluation of this version: {again}")

@@ -10,6 +10,7 @@ runs/NAME/
     mirror.json                         how much of it MLflow has received
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,10 @@ class Run(Results):
     @property
     def mirror_file(self) -> Path:
         return self.directory / "mirror.json"
+
+    def copy_file(self, uri: str) -> Path:
+        """What a second store of MLflow has received."""
+        return self.directory / f"mirror-{hashlib.sha256(uri.encode()).hexdigest()[:8]}.json"
 
     @property
     def lock_file(self) -> Path:

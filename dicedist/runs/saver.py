@@ -13,7 +13,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
 
+MOMENT = 0.2  # seconds
 Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
 
 
@@ -108,6 +109,7 @@ class Saver:
         if len(self.reports) == self.control.world_size:
             self.completing = self.thread.submit(self.complete, [*self.reports.values()])
             self.reports = {}
+            wait([self.completing], timeout=MOMENT)  # most often that suffices, and the next checkpoint need not wait
         if self.completing is not None and self.completing.done():
             error, self.completing = self.completing.result(), None
             self.busy, self.failed = False, error is not None

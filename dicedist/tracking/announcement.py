@@ -4,7 +4,7 @@ from dicedist.algorithm.step import Step
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
 from dicedist.config.schema import Config
-from dicedist.console.lines import duration
+from dicedist.console.lines import duration, plural
 from dicedist.console.tables import table
 from dicedist.data.sources import Source
 from dicedist.tracking.forecast import seconds_to_go
@@ -37,7 +37,7 @@ def announce(
         tracker.say(f"a step sends {listed} = {sum(sent.values()):,} bytes")
     tracker.say(
         f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.label} "
-        f"({config.structure}), {len(source.train):,} images, {steps_left:,} steps to go"
+        f"({config.structure}), {len(source.train):,} images, {plural(steps_left, 'step')} to go"
     )
     if world.device.type == "cpu":
         left = duration(seconds_to_go(config, world, step, source, steps_left))

@@ -175,7 +175,7 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(finished, tmp_path, ca
     monkeypatch.setattr(mirror, "INTERVAL", 0.2)
     server = Server(tmp_path)
     directory = a_run(tmp_path / "tiny", f"tracking.uri={server.uri}")
-    told = "MLflow has not received all of .*tiny; `python -m dicedist.mirror .*tiny` sends the rest"
+    told = "MLflow has not received all of .*tiny; `python -m dicedist.mirror .*tiny tracking.uri=.*` sends the rest"
     with pytest.raises(ValueError, match=told):
         command.run([str(directory), f"tracking.uri={server.uri}"])
     assert capsys.readouterr().err.count("records wait in") == 1  # one line, not one per attempt
@@ -262,7 +262,9 @@ def test_a_run_is_not_sent_to_a_second_store_unasked(tmp_path, monkeypatch):
     Run(directory).mirror_file.write_text(json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ValueError, match="were sent to sqlite:////elsewhere/mlflow.db, .* write tracking.uri="):
+    with pytest.raises(
+        ValueError, match="were sent to sqlite:////elsewhere/mlflow.db, .* tracking.uri=.* makes a copy"
+    ):
         command.run([str(directory)])
     assert not (tmp_path / "mlflow.db").exists()
 

@@ -202,6 +202,13 @@ def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
     assert found["unconditional"].nats_P[0] > found["conditional"].nats_P[0] > 0.05  # the class is shared, too
 
 
+def test_without_any_partner_there_is_no_estimate():
+    """As with one held-out image per class."""
+    held_out, _ = correlated(8, 0.5, 3, 3, torch.Generator().manual_seed(0))
+    w = Discriminator(CONFIG, 2, 8, 3, conditional=True, seed=0)
+    assert estimate(w, held_out, torch.arange(3), w.pairs_P2) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dims", [4, 8, 16])

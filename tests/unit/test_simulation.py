@@ -49,7 +49,7 @@ def test_loopback_agrees(config):
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("simulate.gbits=3", "simulate.gbits: there is no such key; did you mean gbit"),
+        ("simulate.gbits=3", "simulate.gbits: there is no such key \\(did you mean gbit"),
         ("simulate.forward=soon", "simulate.forward=soon: write a number above 0"),
         ("simulate.members=2,0", "simulate.members=2,0: write numbers above 0"),
     ],

@@ -59,13 +59,16 @@ class Mirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
         logging.disable(logging.CRITICAL)  # of mlflow and its database, which log a traceback for every failed call
         self.run, self.config, self.uri = run, config, uri
         self.shown = without_password(self.uri)
         self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "sent": {}}
-        if (saved := read_json(run.mirror_file)).get("uri") == self.shown:
-            self.state |= saved
+        # A copy in a second store has a file of its own, and the first stays what it was.
+        elsewhere = read_json(run.mirror_file).get("uri") not in (None, self.shown)
+        self.state_file = run.copy_file(self.shown) if elsewhere else run.mirror_file
+        self.state |= read_json(self.state_file)
         self.told: set[str] = set()
         self.refused = False
 
@@ -296,7 +299,7 @@ class Mirror:
 
     def keep(self, **changes: Any) -> None:
         self.state |= changes
-        replace_text(self.run.mirror_file, json.dumps(self.state))
+        replace_text(self.state_file, json.dumps(self.state))
 
 
 def link_to_report(experiment: str, run_id: str) -> Any:

@@ -24,8 +24,8 @@ def refuse_another_store(run: Run, uri: str) -> None:
     before, shown = read_json(run.mirror_file).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
-            f"the records of {run} were sent to {before}, and this would send them to {shown}: write "
-            f"tracking.uri={before} to go on there, or tracking.uri={shown} for a copy"
+            f"the records of {run} were sent to {before}, and this would send them to {shown}: "
+            f"`python -m dicedist.mirror {run} tracking.uri={before}` goes on there, tracking.uri={shown} makes a copy"
         )
 
 
@@ -70,6 +70,6 @@ def without_password(uri: str) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
