@@ -128,9 +128,5 @@ def test_help_lists_every_choice_and_key(capsys):
         assert re.search(f"^{key} +# {re.escape(remark)}", shown, re.MULTILINE), key
     assert re.search("^  per_member: false +# true: each member draws its own", shown, re.MULTILINE)
     export.run(["--help"])
-    assert re.search(
     told = r"^format: null +# pt2: torch.export \| onnx \| safetensors; null: by the ending"
     assert re.search(told, capsys.readouterr().out, re.MULTILINE)
-        capsys.readouterr().out,
-        re.MULTILINE,
-    )
