@@ -162,10 +162,12 @@ class Trainer:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
             return True
-        self.run.stopped_file.unlink(missing_ok=True)
+        if self.world.reports:
+            self.run.stopped_file.unlink(missing_ok=True)
+            if left > 0:
+                self.run.set_results_aside()
         self.tracker.open()
         if left > 0:
-            self.run.set_results_aside()
             announce(self.config, self.world, self.step, self.exchange, self.source, left, self.tracker)
             self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         try:
@@ -173,7 +175,8 @@ class Trainer:
             self.loader.close()
             self.evaluate()
         except signals.Stopped:
-            self.run.stopped_file.touch()
+            if self.world.reports:
+                self.run.stopped_file.touch()
             self.tracker.close(finished=False)
             raise
         arrived = self.tracker.close(finished=True)
