@@ -61,7 +61,8 @@ class Mirror:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
-        logging.disable(logging.CRITICAL)  # of mlflow and its database, which log a traceback for every failed call
+        for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # they log a traceback for every call that fails
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.run, self.config, self.uri = run, config, uri
         self.shown = without_password(self.uri)
         self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "sent": {}}
