@@ -278,4 +278,4 @@ def unpack_records(checkpoint: Checkpoint) -> bytes | None:
     if name not in checkpoint.files:
         return None
     with safe_open(checkpoint.path / name, "pt") as file:
-        return gzip.decompress(bytes(file.get_tensor("jsonl_gz").tolist()))
+        return gzip.decompress(file.get_tensor("jsonl_gz").numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Every method's loss, written out plainly from METHOD.md section 3: one process, one autograd graph, for tests only.
+"""Every method's loss, written out plainly (docs/methods.md): one process, one autograd graph, for tests only.
 
 A loss is a function of `told`: per member, what it computed from the batch (mean, scale, z, logits, pooled), with
 gradients. It returns named parts: a list has one value per member, a tensor is a joint part that every member reports.

@@ -1,4 +1,4 @@
-"""Calibration by hand, against torchmetrics and scipy, and against slow literal readings of METHOD section 4."""
+"""Calibration by hand, against torchmetrics and scipy, and against slow literal readings of the definitions."""
 
 import math
 
