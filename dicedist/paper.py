@@ -4,42 +4,61 @@
     launch/paper --table cifar10                              a table, three seeds each
     launch/paper --cell cifar100/resnet32-net4-dice --seeds 0
     launch/paper --scale small                                a comparison in small, for two cores and under 2 hours
+    launch/paper --table ood --csv ood.csv --page ood.html    the same as a file, and as a page
     launch/paper --table size --dir trial max_steps=100       any key of the training config
 
-A cell is a file of conf/experiment/. Stopped at any time, the same command continues: finished runs are skipped.
+A cell is a file of conf/experiment/. Stopped at any time, the same command continues: finished runs are skipped. Every
+measure that the paper prints is compared, in its unit; `apart` marks ours where it differs from the paper's by more
+than both deviations over seeds.
 """
 
 import argparse
+import csv
+import io
 import re
-import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
-from dicedist.config import nearest
+from dicedist.config import compose_config, nearest
 from dicedist.console.lines import say
 from dicedist.console.tables import table
+from dicedist.evaluation.cost import cost
+from dicedist.reporting.markup import apart
+from dicedist.reporting.page import write_comparison
 from dicedist.reporting.paper import Cell, Figure, find_cells
+from dicedist.reporting.records import Pooled, dig, pool
+from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job, ranks_for
 
 SMALL = "small"
+HEAD = ("table", "cell", "measure", "paper", "ours", "seeds", "note")
 
 
 def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     cells = chosen(options, find_cells())
     if options.list:
-        rows = [[cell.name, figure.table, figure.predictor, str(figure)] for cell, figure in cells]
-        say(table(["cell", "table", "accuracy of", "paper"], rows))
+        rows = [[cell.name, figure.table, figure.measure, str(figure), needs(cell)] for cell, figure in cells]
+        say(table(["cell", "table", "measure", "paper", "needs"], rows))
         return
+    comparable = [(cell, figure) for cell, figure in cells if not cell.missing]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     overrides = (*options.overrides, f"run.dir={options.dir}")
-    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in cells}
+    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in comparable}
     every = [job for of_cell in jobs.values() for job in of_cell]
     try:
         failed = [job.name for job in every if not finish(job, options.nproc or ranks_for(job.config))]
     finally:
-        say(results(cells, jobs))
+        rows = results(cells, jobs)
+        say(table(HEAD, rows))
+        if options.csv:
+            write_csv(options.csv, HEAD, rows)
+        if options.page:
+            write_comparison(options.page, HEAD, rows)
     if failed:
         raise ValueError(f"failed, see above: {', '.join(failed)}; the same command tries again")
 
@@ -55,6 +74,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--nproc", type=int, help="processes of a run (as many as there are GPUs or cores, if it has so many parts)"
     )
     parser.add_argument("--dir", default="runs/paper", help="where the runs are kept")
+    parser.add_argument("--csv", type=Path, help="also write the table into this file")
+    parser.add_argument("--page", type=Path, help="also write it as a page")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run; use another --dir then")
     options = parser.parse_args(arguments)
     options.table = options.table or options.scale
@@ -109,28 +130,50 @@ def finish(job: Job, ranks: int) -> bool:
     return code == 0 and job.result is not None
 
 
-def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Job]]) -> str:
+def needs(cell: Cell) -> str:
+    return "a method that is not here" if cell.missing else ""
+
+
+def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Job]]) -> list[list[str]]:
     rows = []
     for cell, figure in cells:
-        found = [job.result for job in jobs[cell.name]]
-        accuracies = [100 * result[figure.predictor]["accuracy"] for result in found if result is not None]
-        rows.append(
-            [
-                cell.name,
-                figure.predictor,
-                str(figure),
-                mean_and_deviation(accuracies),
-                f"{len(accuracies)} of {len(found)}",
-            ]
-        )
-    return table(["cell", "accuracy of", "paper", "ours", "seeds"], rows)
+        found = [job.result for job in jobs.get(cell.name, [])]
+        values = measured(cell, figure, [result for result in found if result is not None])
+        ours = pool([value / figure.unit for value in values])
+        is_apart = ours is not None and figure.pooled is not None and apart(ours, figure.pooled)
+        seeds = f"{len(values)} of {len(found)}" if found else ""
+        note = "apart" if is_apart else needs(cell)
+        rows.append([figure.table, cell.name, figure.measure, str(figure), mean_and_deviation(ours), seeds, note])
+    return rows
 
 
-def mean_and_deviation(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds, to the paper's two decimals."""
-    if not values:
+def measured(cell: Cell, figure: Figure, results: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The measure in every result that has it; what an ensemble costs needs no run."""
+    group, _, rest = figure.measure.partition(".")
+    if group == "cost":
+        return [costs_of(cell.name)[rest]]
+    values = [dig(result, figure.measure.split(".")) for result in results]
+    return [value for value in values if value is not None]
+
+
+@cache
+def costs_of(cell: str) -> dict[str, float]:
+    config = compose_config([f"experiment={cell}"])
+    return cost(config, num_classes=100 if config.data.name == "cifar100" else 10)
+
+
+def mean_and_deviation(ours: Pooled | None) -> str:
+    """To the paper's two decimals."""
+    if ours is None:
         return "-"
-    return f"{statistics.fmean(values):.2f}" + (f" +- {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    return f"{ours.mean:.2f}" + (f" +- {ours.deviation:.2f}" if ours.deviation is not None else "")
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

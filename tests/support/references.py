@@ -20,6 +20,7 @@ class Ensemble:
 
     def encode(self, x, noise):
         told = []
+        self.x = x = x.detach().clone().requires_grad_()
         stem = self.trunk(x) if self.trunk else None
         for member, draws in zip(self.members, noise, strict=True):
             split = stem if self.trunk else member.encoder.trunk(x)
@@ -28,7 +29,7 @@ class Ensemble:
             if member.bottleneck:
                 scale = F.softplus(member.bottleneck.scale(mean))
                 z = mean + torch.randn(mean.shape, generator=draws) * scale
-            pooled = split.mean(3).mean(2)
+            pooled = split if split.dim() == 2 else split.mean(3).mean(2)
             told.append(SimpleNamespace(mean=mean, scale=scale, z=z, logits=member.classifier(z), pooled=pooled))
         return told
 
@@ -38,6 +39,9 @@ class Ensemble:
         for term, options in self.config.method.terms.items():
             if term == "redundancy":
                 redundancy = self.redundancy(told, y, now, options["conditional"], draws)
+            elif term == "dibs":
+                parts |= dibs_parts(self, told, y, now, **options)
+                redundancy = self.dibs(told, now, draws, **options)
             else:
                 parts |= TERMS[term](self, told, y, now, **options)
         return parts, redundancy
@@ -57,13 +61,14 @@ class Ensemble:
     def redundancy(self, told, y, now, conditional, draws):
         """delta r / (M' - 1) * sum over pairs of the chosen terms; a student is not among the M' compared."""
         settings, S, R = self.config.redundancy, self.config.redundancy.num_samples, self.config.redundancy.negatives
-        compared = told[:-1] if "okddip" in self.config.method.terms else told
+        compared = told[:-1] if self.config.method.terms.get("okddip", {"leader": False}).get("leader", True) else told
         M, (B, D) = len(compared), compared[0].mean.shape
         y = y if conditional else torch.zeros_like(y)
 
         def sample(mean, scale, noise):
-            std = {"predicted": 1 - now.covariance + now.covariance * scale.detach(), "one": 1.0, "none": 0.0}
-            return mean + noise * std[settings.scale]
+            blend = now.covariance * torch.maximum(scale.detach(), torch.tensor(settings.floor))
+            std = {"predicted": 1 - now.covariance + blend, "one": 1.0, "none": 0.0}
+            return mean + noise * std.get(settings.scale, settings.scale)
 
         def log_f(i, z_i, j, z_j, labels):
             slots = torch.zeros(len(z_i), M, D)
@@ -94,6 +99,34 @@ class Ensemble:
                 log_fs = torch.cat([log_f(a, za[None], b, zb[None], label[None]) for a, za, b, zb, label in rows])
                 total = total - torch.log(torch.exp(log_fs).mean())
         return self.w.delta * now.ramp_up / (M - 1) * total
+
+    def dibs(self, told, now, draws, kl):
+        """delta r / (M - 1) * sum over pairs of L_G, with D of two vectors side by side."""
+        settings, M, S = self.config.redundancy, len(told), self.config.redundancy.num_samples
+        shape = (S, M, *told[0].mean.shape)
+
+        def log_d(first, second, sign):
+            rest = self.w.network.rest
+            left, right = self.w.network.halves
+            weight = torch.cat([left.weight, right.weight], 1)
+            logits = rest(torch.cat([first, second], -1) @ weight.T + left.bias)
+            return F.logsigmoid(sign * settings.tau * torch.tanh(logits / settings.tau))
+
+        def samples():
+            noise = torch.randn(shape, generator=draws)
+            return [[t.mean + t.scale * noise[s, i] for i, t in enumerate(told)] for s in range(S)]
+
+        z, again = samples(), samples()
+        apart = [log_d(z[s][i], z[s][j], 1) for s in range(S) for i in range(M) for j in range(M) if i != j]
+        alike = [log_d(a, b, -1) for s in range(S) for i in range(M)
+                 for a, b in ((z[s][i], again[s][i]), (again[s][i], z[s][i]))]  # fmt: skip
+        loss = torch.cat(apart).mean() + torch.cat(alike).mean()
+        if kl == "adversarial":
+            e = torch.randn(shape, generator=draws)
+            noisy = [log_d(a, b, -1) for s in range(S) for i in range(M)
+                     for a, b in ((e[s, i], z[s][i]), (z[s][i], e[s, i]))]  # fmt: skip
+            loss = loss + torch.cat(noisy).mean()
+        return self.w.delta * now.ramp_up / (M - 1) * (M * (M - 1) / 2) * loss
 
     def partners(self, told_i, i, y, n):
         """Other inputs of the class: first from the batch, then from the memory."""
@@ -188,17 +221,78 @@ def one(ensemble, told, y, now, temperature):
     return {"ensemble_cross_entropy": ce(z_e, y), "distillation": distilled}
 
 
-def okddip(ensemble, told, y, now, temperature):
+def okddip(ensemble, told, y, now, temperature, leader=True):
     """A joint part, of which the student reports only its own share."""
     q, k = ensemble.shared["query"], ensemble.shared["key"]
-    peers, student = told[:-1], told[-1]
+    peers, student = (told[:-1], told[-1]) if leader else (told, None)
     among = 0.0
     for a in peers:
         energy = torch.stack([(q(a.mean) * k(b.mean)).sum(1) for b in peers], 1)
         A = torch.softmax(energy, 1)
         among = among + kd(a.logits, sum(A[:, [i]] * b.logits for i, b in enumerate(peers)), temperature)
-    taught = kd(student.logits, mean(a.logits for a in peers), temperature)
+    taught = kd(student.logits, mean(a.logits for a in peers), temperature) if leader else 0.0
     return {"distillation": now.ramp_up * (among + taught)}
+
+
+def kdcl(ensemble, told, y, now, temperature, teacher, weight=1.0, ramp_up=True):
+    z, rows = [t.logits.detach() for t in told], []
+    for n, label in enumerate(y.tolist()):
+        if teacher == "naive":
+            rows.append(min((z_i[n] for z_i in z), key=lambda row: float(-torch.log_softmax(row, 0)[label])))
+        elif teacher == "minlogit":
+            rows.append(torch.stack([z_i[n] - z_i[n, label] for z_i in z]).min(0).values)
+        else:
+            weights = ensemble.shared["weights"].weights_M
+            rows.append(sum(w * z_i[n] for w, z_i in zip(weights, z, strict=True)))
+    factor = weight * (now.ramp_up if ramp_up else 1.0)
+    return {"distillation": [factor * kd(t.logits, torch.stack(rows), temperature) for t in told]}
+
+
+def pixel_gradients(ensemble, told, y):
+    """By member, [B, pixels], each differentiable."""
+    losses = [ce(t.logits, y) * len(y) for t in told]
+    return [torch.autograd.grad(loss, ensemble.x, create_graph=True)[0].flatten(1) for loss in losses]
+
+
+def gal(ensemble, told, y, now, weight):
+    g, logs = pixel_gradients(ensemble, told, y), []
+    for n in range(len(y)):
+        cosines = [a[n] @ b[n] / (a[n].norm() * b[n].norm()) for a, b in combinations(g, 2)]
+        logs.append(torch.log(sum(torch.exp(cosine) for cosine in cosines) + 1e-20))
+    return {"alignment": len(told) * weight * mean(logs)}
+
+
+def gpmr(ensemble, told, y, now, phase, magnitude):
+    g, M, phases, magnitudes = pixel_gradients(ensemble, told, y), len(told), [], []
+    for n in range(len(y)):
+        cosines = [a[n] @ b[n] / (a[n].norm() * b[n].norm()) for a, b in combinations(g, 2)]
+        phases.append(mean((cosine + 1 / (M - 1)) ** 2 for cosine in cosines))
+        average = mean(a[n].norm() for a in g)
+        magnitudes.append(mean((a[n].norm() / average - 1) ** 2 for a in g))
+    return {"phase": phase * mean(phases), "magnitude": magnitude * mean(magnitudes)}
+
+
+def pcl(ensemble, told, y, now, temperature):
+    """In the second step the moving average is a copy of the weights, so its logits are the members' own."""
+    dense, M = ensemble.shared["fusion"].dense, len(told)
+    z_e = torch.cat([t.mean for t in told], 1) @ dense.weight.T + dense.bias
+    z = [t.logits.detach() for t in told]
+    return {
+        "ensemble_cross_entropy": ce(z_e, y),
+        "distillation": [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in told],
+        "peers": [
+            now.ramp_up * mean(kd(t.logits, z[j], temperature) for j in range(M) if j != i) for i, t in enumerate(told)
+        ],
+    }
+
+
+def dibs_parts(ensemble, told, y, now, kl):
+    parts = cross_entropy(ensemble, told, y, now)
+    if kl == "explicit":
+        weight = 1 / (math.exp(now.log_beta) + 1)
+        kls = [(0.5 * (t.scale**2 - torch.log(t.scale**2) - 1 + t.mean**2)).sum(1).mean() for t in told]
+        parts["compression"] = [weight * value for value in kls]
+    return parts
 
 
 TERMS = {
@@ -210,4 +304,8 @@ TERMS = {
     "cl_ilr": cl_ilr,
     "one": one,
     "okddip": okddip,
+    "kdcl": kdcl,
+    "gal": gal,
+    "gpmr": gpmr,
+    "pcl": pcl,
 }

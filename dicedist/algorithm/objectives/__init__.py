@@ -4,12 +4,14 @@ The module of a term defines a class `Term`. Its options come from the method's 
 
     class Term(Objective):
         sends = ("logits",)                      # fields that every member must see of its peers
+        def fields(self, view): ...              # fields of its own, besides means, scales and logits
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
 Members are coupled only through the fields that they send. Each member evaluates a joint loss with its own fields
 differentiable and its peers' fields constant, which gives exactly its own partial derivative. A parameter that members
 share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over members
-gives the whole derivative, and nothing is counted twice.
+gives the whole derivative, and nothing is counted twice. A module that acts on several members' fields at once is a
+part of its own, hosted like the discriminator (AdversarialTerm): it reads fields, and answers every member.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -17,7 +19,7 @@ Legend: M members, B inputs, D features, K classes.
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -25,22 +27,30 @@ from torch import Tensor, nn
 
 from dicedist.algorithm.adversary import Adversary
 from dicedist.algorithm.member import Encoding, Member
-from dicedist.algorithm.messages import Fields, Traffic
+from dicedist.algorithm.messages import Fields, Sizes, Traffic
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.targets import Targets
 from dicedist.config.schema import MethodConfig, RedundancyConfig
 
 
 @dataclass
 class View:
-    """A member's view of one step: itself, its encoding of the batch, and what everyone sent."""
+    """A member's view of one step: itself, its encoding of the batch, and, after the gather, what everyone sent."""
 
     index: int
     num_members: int
     member: Member
     own: Encoding
-    labels_B: Tensor
-    fields: Mapping[int, Fields]  # by member: its own with gradient, its peers' constant
+    targets: Targets
+    shared: nn.ModuleDict | None = None  # the modules that all members share
+    fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
+    answers: Fields = field(default_factory=dict)  # of the hosted part: gradients of own fields, by name, and values
+
+    @property
+    def labels_B(self) -> Tensor:
+        """Of mixed inputs: those of their larger shares."""
+        return self.targets.labels_B
 
     def rows(self, name: str, members: Sequence[int] | None = None) -> Tensor:
         """A field of those members (all of them by default), one row each."""
@@ -52,11 +62,15 @@ class Objective:
     """A term of a method. The class attributes say what it needs from the rest of the system."""
 
     sends: ClassVar[tuple[str, ...]] = ()
-    least: ClassVar[int] = 1  # the minimum number of members
-    prior: ClassVar[str | None] = None  # "class" or "shared": the kind of backward encoder in the bottleneck
+    least: int = 1  # the minimum number of members
+    prior: ClassVar[str | None] = None  # the bottleneck's backward encoder: "class", "shared", or "standard" for none
     follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
-    student: ClassVar[bool] = False  # the last member learns from the others and can be used alone
+    student: bool = False  # the last member learns from the others and can be used alone
+    mixes: ClassVar[bool] = False  # whether it is defined for inputs that are mixed of two classes
     averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
+    asks_average: ClassVar[bool] = False  # reads the logits of the moving average of the weights
+    differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
+    weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         """Named parts of the member's loss, each a scalar with its weight applied; none by default."""
@@ -69,23 +83,31 @@ class Objective:
         """The fields of the speaker that the listener must see."""
         return self.sends
 
-    def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
+    def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         """Modules that all members share; `networks` are the members' networks, without weights."""
         return {}
 
-    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
-        """The fields that a member sends in addition to its encoding."""
+    def fields(self, view: View) -> Fields:
+        """The fields that a member sends in addition to its encoding; nothing has been gathered yet."""
         return {}
 
-    def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         """For each of those fields, the floats per input of each member."""
         return {}
 
+    def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float]:
+        """A weight for each member from the held-out images, which `take_weights` receives on every rank."""
+        raise NotImplementedError
+
+    def take_weights(self, weights: Sequence[float], shared: nn.ModuleDict) -> None:
+        raise NotImplementedError
+
 
 class AdversarialTerm(Objective):
-    """A term whose gradients come from an adversary: the step gathers its inputs, and sends its gradients back."""
+    """A term whose gradients come from an adversary: the step gathers its inputs, and sends its answers back."""
 
-    conditional: bool  # whether the adversary is told the class
+    conditional: bool | None = None  # whether the adversary is told the class; None: it does not estimate redundancy
+    answers: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers with
 
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
         """The fields that the adversary reads from each member, as far as members have them."""
@@ -109,6 +131,23 @@ class Method:
         return next((term for term in self.terms if isinstance(term, AdversarialTerm)), None)
 
     @property
+    def estimator(self) -> AdversarialTerm | None:
+        """The term whose adversary estimates redundancy, which evaluation can read."""
+        return self.adversarial if self.adversarial and self.adversarial.conditional is not None else None
+
+    @property
+    def weighing(self) -> Objective | None:
+        return next((term for term in self.terms if term.weighs_on_validation), None)
+
+    @property
+    def asks_average(self) -> bool:
+        return any(term.asks_average for term in self.terms)
+
+    @property
+    def differentiates_pixels(self) -> bool:
+        return any(term.differentiates_pixels for term in self.terms)
+
+    @property
     def follows(self) -> set[str]:
         return {name for term in self.terms for name in term.follows}
 
@@ -116,9 +155,10 @@ class Method:
     def averages_trunk(self) -> bool:
         return any(term.averages_trunk for term in self.terms)
 
-    def prior_rows(self, num_classes: int) -> int:
-        priors = {term.prior for term in self.terms} - {None}
-        return num_classes if "class" in priors else len(priors)
+    def prior_rows(self, num_classes: int) -> int | None:
+        """Means of the backward encoder; None: members are deterministic and have no bottleneck."""
+        priors = [term.prior for term in self.terms if term.prior is not None]
+        return max(({"class": num_classes, "shared": 1, "standard": 0}[prior] for prior in priors), default=None)
 
     def student(self, num_members: int) -> int | None:
         """The member that is used alone at inference, if the method trains one for that."""
@@ -134,36 +174,37 @@ class Method:
         names = (name for term in self.terms for name in term.hears(listener, speaker, num_members))
         return tuple(dict.fromkeys(names))
 
-    def traffic(self, feature_dims: Sequence[int], num_classes: int, settings: RedundancyConfig) -> Traffic:
-        """What members with these feature dimensions send to each other and to the adversary."""
-        members = range(len(feature_dims))
-        sampled = bool(self.prior_rows(num_classes))  # a deterministic member has no scale
+    def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
+        """What members of these sizes send to each other and to the adversary."""
+        members = range(len(sizes))
+        sampled = self.prior_rows(num_classes) is not None  # a deterministic member has no scale
         wanted = self.adversarial.reads(settings) if self.adversarial else ()
         return Traffic(
-            widths=self.widths(feature_dims, num_classes),
+            widths=self.widths(sizes, num_classes),
             heard={(one, other): self.hears(one, other, len(members)) for one in members for other in members},
             features=tuple(name for name in wanted if sampled or name != "scale"),
             compared=self.compared(len(members)),
+            answers=self.adversarial.answers if self.adversarial else (),
         )
 
-    def widths(self, feature_dims: Sequence[int], num_classes: int) -> dict[str, Sequence[int]]:
+    def widths(self, sizes: Sequence[Sizes], num_classes: int) -> dict[str, Sequence[int]]:
         """For every field that may be sent, the floats per input of each member."""
-        widths: dict[str, Sequence[int]] = {"mean": feature_dims, "scale": feature_dims}
-        widths["logits"] = [num_classes] * len(feature_dims)
+        features = [size.features for size in sizes]
+        widths: dict[str, Sequence[int]] = {"mean": features, "scale": features, "logits": [num_classes] * len(sizes)}
         for term in self.terms:
-            widths |= term.widths(feature_dims)
+            widths |= term.widths(sizes)
         return widths
 
-    def shared(self, networks: Sequence[Network]) -> nn.ModuleDict | None:
-        modules = {name: module for term in self.terms for name, module in term.shared(networks).items()}
+    def shared(self, networks: Sequence[Network], num_classes: int) -> nn.ModuleDict | None:
+        modules = {name: module for term in self.terms for name, module in term.shared(networks, num_classes).items()}
         return nn.ModuleDict(modules) if modules else None
 
-    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
-        sent = {"mean": own.mean_BD, "logits": own.logits_BK}
-        if own.scale_BD is not None:
-            sent["scale"] = own.scale_BD
+    def fields(self, view: View) -> Fields:
+        sent = {"mean": view.own.mean_BD, "logits": view.own.logits_BK}
+        if view.own.scale_BD is not None:
+            sent["scale"] = view.own.scale_BD
         for term in self.terms:
-            sent |= term.fields(index, num_members, own, shared)
+            sent |= term.fields(view)
         return sent
 
     def losses(self, view: View, now: Moment) -> dict[str, Tensor]:
@@ -171,6 +212,14 @@ class Method:
         for term in self.terms:
             parts |= term(view, now)
         return parts
+
+    def refuse_mixed(self) -> None:
+        """ValueError if a term is not defined for mixed inputs."""
+        if unfit := [type(term).__module__.rpartition(".")[2] for term in self.terms if not term.mixes]:
+            raise ValueError(
+                f"method={self.name}: its term {unfit[0]} needs one class for each input, and loss.mixup and "
+                "loss.cutmix mix two: leave them out"
+            )
 
     def check(self, networks: Sequence[Network]) -> None:
         """ValueError if the method cannot train such an ensemble."""

@@ -8,6 +8,7 @@ from dicedist.algorithm.objectives import Objective
 
 class Distillation(Objective):
     least = 2
+    mixes = True
 
     def __init__(self, temperature: float):
         if not temperature > 0:
@@ -15,7 +16,11 @@ class Distillation(Objective):
         self.temperature = temperature
 
     def distil(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-        """T^2 KL(softmax(t/T) || softmax(s/T)), averaged over inputs; leading dimensions are summed."""
-        log_s_BK, log_t_BK = ((logits / self.temperature).log_softmax(-1) for logits in (student_BK, teacher_BK))
-        divergence = F.kl_div(log_s_BK, log_t_BK, reduction="sum", log_target=True)
-        return self.temperature**2 * divergence / student_BK.shape[-2]
+        return distil(student_BK, teacher_BK, self.temperature)
+
+
+def distil(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(t/T) || softmax(s/T)), averaged over inputs; leading dimensions are summed."""
+    log_s_BK, log_t_BK = ((logits / temperature).log_softmax(-1) for logits in (student_BK, teacher_BK))
+    divergence = F.kl_div(log_s_BK, log_t_BK, reduction="sum", log_target=True)
+    return temperature**2 * divergence / student_BK.shape[-2]

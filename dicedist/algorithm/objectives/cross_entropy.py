@@ -1,12 +1,13 @@
 """Cross-entropy of each member by itself: independent training."""
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from dicedist.algorithm.objectives import Objective, View
 from dicedist.algorithm.schedules import Moment
 
 
 class Term(Objective):
+    mixes = True
+
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        return {"cross_entropy": F.cross_entropy(view.own.logits_BK, view.labels_B)}
+        return {"cross_entropy": view.targets.cross_entropy(view.own.logits_BK)}

@@ -4,6 +4,7 @@ With peers a, b = 1..M-1 and the student M:
 sum CE + r [sum_a KD(z_a <- sum_b A_ab z_b) + KD(z_M <- mean_a z_a)], A_ab = softmax_b <q(h_a), k(h_b)>, where q and k
 are dense layers from D to D/8 without bias, shared by the peers. As in the authors' code, no teacher is held constant,
 so a peer also moves towards those that it teaches. Where features are sampled (CEB, DICE), h is their mean.
+Without a leader (OKDDip-E, which is used as an ensemble) there is no student: all M members are peers.
 
 Legend: M members, B inputs, D features, K classes, A and C peers.
 """
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dicedist.algorithm.member import Encoding
+from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import Fields, View
+from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.schedules import Moment
 
@@ -24,40 +25,50 @@ REDUCTION = 8
 
 class Term(Distillation):
     follows = ("ramp_up",)
-    student = True
-    least = 3
+
+    def __init__(self, temperature: float, leader: bool = True):
+        super().__init__(temperature)
+        self.student, self.least = leader, 3 if leader else 2
+
+    def peers(self, num_members: int) -> range:
+        return range(num_members - self.student)
 
     def check(self, networks: Sequence[Network]) -> None:
-        dims = {network.feature_dim for network in networks[:-1]}
+        dims = {networks[peer].feature_dim for peer in self.peers(len(networks))}
         if len(dims) > 1:
             raise ValueError(
                 f"the attention among peers needs the same number of features D in each, not {sorted(dims)}: "
                 "leave out network.per_member, or let only the last member (the student) differ"
             )
 
-    def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
+    def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         feature_dim = networks[0].feature_dim
         return {name: nn.Linear(feature_dim, reduced(feature_dim), bias=False) for name in ("query", "key")}
 
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        return ("logits",) if num_members - 1 in (listener, speaker) else ("logits", "query", "key")
+        both_peers = {listener, speaker} <= set(self.peers(num_members))
+        return ("logits", "query", "key") if both_peers else ("logits",)
 
-    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
+    def fields(self, view: View) -> Fields:
+        shared = view.shared
         assert shared is not None
-        return {} if index == num_members - 1 else {name: shared[name](own.mean_BD) for name in ("query", "key")}
+        is_peer = view.index in self.peers(view.num_members)
+        return {name: shared[name](view.own.mean_BD) for name in ("query", "key")} if is_peer else {}
 
-    def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
-        return {name: [reduced(feature_dim) for feature_dim in feature_dims] for name in ("query", "key")}
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
+        return {name: [reduced(size.features) for size in sizes] for name in ("query", "key")}
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        student = view.num_members - 1
-        peers_ABK = view.rows("logits", range(student))
-        loss = self.distil(view.fields[student]["logits"], peers_ABK.mean(0))
-        if view.index != student:
-            queries_ABD, keys_ABD = (view.rows(name, range(student)) for name in ("query", "key"))
+        peers = self.peers(view.num_members)
+        peers_ABK = view.rows("logits", peers)
+        losses = []
+        if self.student:
+            losses.append(self.distil(view.fields[view.num_members - 1]["logits"], peers_ABK.mean(0)))
+        if view.index in peers:
+            queries_ABD, keys_ABD = (view.rows(name, peers) for name in ("query", "key"))
             attention_BAC = torch.einsum("abd,cbd->bac", queries_ABD, keys_ABD).softmax(-1)
-            loss = loss + self.distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK))
-        return {"distillation": now.ramp_up * loss}
+            losses.append(self.distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK)))
+        return {"distillation": now.ramp_up * torch.stack(losses).sum()}
 
 
 def reduced(feature_dim: int) -> int:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.algorithm.member import Encoding, full
+from dicedist.algorithm.member import full
+from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import Fields, View
+from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.schedules import Moment
 
@@ -49,20 +50,22 @@ class Term(Distillation):
                 "name networks of one family"
             )
 
-    def shared(self, networks: Sequence[Network]) -> dict[str, nn.Module]:
+    def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         return {"gate": Gate(networks[0].trunk_dim, len(networks))}
 
-    def fields(self, index: int, num_members: int, own: Encoding, shared: nn.ModuleDict | None) -> Fields:
-        assert shared is not None and own.trunk_BCHW is not None
-        return {"gate": shared["gate"](full(own.trunk_BCHW.mean((2, 3))), index)}
+    def fields(self, view: View) -> Fields:
+        trunk = view.own.trunk_BCHW
+        assert view.shared is not None and trunk is not None
+        pooled_BC = trunk if trunk.dim() == 2 else trunk.mean((2, 3))
+        return {"gate": view.shared["gate"](full(pooled_BC), view.index)}
 
-    def widths(self, feature_dims: Sequence[int]) -> dict[str, list[int]]:
-        return {"gate": [1] * len(feature_dims)}
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
+        return {"gate": [1] * len(sizes)}
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         gates_MB1 = view.rows("gate").softmax(0)
         ensemble_BK = (gates_MB1 * view.rows("logits")).sum(0)
         return {
-            "ensemble_cross_entropy": F.cross_entropy(ensemble_BK, view.labels_B),
+            "ensemble_cross_entropy": view.targets.cross_entropy(ensemble_BK),
             "distillation": now.ramp_up * self.distil(view.own.logits_BK, ensemble_BK.detach()),
         }

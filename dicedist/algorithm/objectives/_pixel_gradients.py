@@ -1,0 +1,43 @@
+"""Gradients of each member's cross-entropy with respect to the pixels, shared by GAL and GPMR.
+
+A member sends g_i = d CE_i / d x of every input. It differentiates the joint loss through its own g_i, which takes
+second derivatives, and holds its peers' constant. In training mode batch norm lets one input's loss depend on the
+others; g_n is the gradient of the sum over the batch, as in public implementations.
+
+Legend: M members, B inputs, X pixels, P pairs of members.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.algorithm.messages import Fields, Sizes
+from dicedist.algorithm.objectives import Objective, View
+
+TINY = 1e-8  # below which a gradient has no direction
+
+
+class OnPixelGradients(Objective):
+    sends = ("pixel_gradient",)
+    least = 2
+    differentiates_pixels = True
+
+    def fields(self, view: View) -> Fields:
+        images_BCHW = view.own.images_BCHW
+        assert images_BCHW is not None
+        loss = F.cross_entropy(view.own.logits_BK, view.labels_B, reduction="sum")
+        (gradient_BCHW,) = torch.autograd.grad(loss, images_BCHW, create_graph=True)
+        return {"pixel_gradient": gradient_BCHW.flatten(1)}
+
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
+        return {"pixel_gradient": [size.pixels for size in sizes]}
+
+
+def pairwise_cosines(gradients_MBX: Tensor) -> Tensor:
+    """[P, B], of the pairs i < j."""
+    directions_MBX = F.normalize(gradients_MBX, dim=-1, eps=TINY)
+    num_members = len(gradients_MBX)
+    first_P, second_P = torch.triu_indices(num_members, num_members, offset=1, device=gradients_MBX.device)
+    return torch.einsum("ibx,jbx->ijb", directions_MBX, directions_MBX)[first_P, second_P]

@@ -1,0 +1,66 @@
+"""Peer collaborative learning (Wu and Gong, 2021): branches learn from a fused teacher and from their peers' averages.
+
+CE(z_e) + sum_i [CE_i + r KD(z_i <- z_e) + r mean over j != i of KD(z_i <- z~_j)], z_e = W [h_1; ...; h_M] + b one dense
+layer on all branches' features, held constant as a teacher; z~_j the logits of the moving average of trunk and branch
+j, on the view of branch j. Member i computes its own share W_i h_i + b/M of z_e and sends that, never its features: so
+the sum over members is the whole gradient of b too. From public code that is not the authors'; as there, averages
+normalise by the batch in training. Their running statistics are averaged like the weights, where that code lets the
+averaged network gather its own.
+
+Legend: M members, B inputs, D features, K classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dicedist.algorithm.messages import Fields, Sizes
+from dicedist.algorithm.networks import Network
+from dicedist.algorithm.objectives import View
+from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.schedules import Moment
+
+
+class Fusion(nn.Module):
+    def __init__(self, feature_dims: Sequence[int], num_classes: int):
+        super().__init__()
+        self.feature_dims = list(feature_dims)
+        self.dense = nn.Linear(sum(feature_dims), num_classes)
+
+    def forward(self, features_BD: Tensor, member: int) -> Tensor:
+        """The member's share of the fused logits."""
+        first = sum(self.feature_dims[:member])
+        weight_KD = self.dense.weight[:, first : first + self.feature_dims[member]]
+        return F.linear(features_BD, weight_KD, self.dense.bias / len(self.feature_dims))
+
+    def fused(self, features: Sequence[Tensor]) -> Tensor:
+        return torch.stack([self(own_BD, member) for member, own_BD in enumerate(features)]).sum(0)
+
+
+class Term(Distillation):
+    sends = ("share", "averaged")
+    follows = ("ramp_up",)
+    asks_average = True
+
+    def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
+        return {"fusion": Fusion([network.feature_dim for network in networks], num_classes)}
+
+    def fields(self, view: View) -> Fields:
+        assert view.shared is not None and view.own.averaged_BK is not None
+        return {"share": view.shared["fusion"](view.own.mean_BD, view.index), "averaged": view.own.averaged_BK}
+
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
+        return {name: [size.classes for size in sizes] for name in ("share", "averaged")}
+
+    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+        fused_BK = view.rows("share").sum(0)
+        others = [member for member in range(view.num_members) if member != view.index]
+        peers_PBK = view.rows("averaged", others)
+        among = self.distil(view.own.logits_BK.expand_as(peers_PBK), peers_PBK) / len(others)
+        return {
+            "ensemble_cross_entropy": view.targets.cross_entropy(fused_BK),
+            "distillation": now.ramp_up * self.distil(view.own.logits_BK, fused_BK.detach()),
+            "peers": now.ramp_up * among,
+        }

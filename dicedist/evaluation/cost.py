@@ -1,0 +1,27 @@
+"""What an ensemble costs at inference: its parameters, and the floating point operations for one input."""
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dicedist.algorithm.build import input_shape, weightless
+from dicedist.config.schema import Config
+
+
+def cost(config: Config, num_classes: int) -> dict[str, float]:
+    """parameters and gflops (a multiplication and an addition are two operations); nothing is computed."""
+    networks = weightless(config, config.num_members)
+    classifiers = [nn.Linear(network.feature_dim, num_classes, device="meta") for network in networks]
+    branches = config.structure == "branch"
+    own = [network.tail if branches else network for network in networks]
+    counted = [*own, *classifiers, *([networks[0].trunk] if branches else [])]
+    parameters = sum(parameter.numel() for module in counted for parameter in module.parameters())
+    alone = torch.empty(1, *input_shape(config), device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        inputs = networks[0].trunk(alone) if branches else alone
+        for module, classifier in zip(own, classifiers, strict=True):
+            classifier(module.eval()(inputs))
+    return {
+        "parameters": config.samples * parameters,
+        "gflops": config.samples * counter.get_total_flops() / 1e9,
+    }
