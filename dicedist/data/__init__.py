@@ -15,8 +15,8 @@ def uses_dali(config: DataConfig) -> bool:
     obstacle = _dali_obstacle()
     if obstacle and config.pipeline == "dali":
         raise ValueError(
-            f"data.pipeline=dali: DALI cannot be imported here ({obstacle}); it has wheels for Linux only "
-            "(pip install nvidia-dali-cuda130), elsewhere write data.pipeline=torch"
+            f"data.pipeline=dali: DALI cannot be imported here ({obstacle}); it has wheels for Linux only (pip install "
+            "'dicedist[dali]', or 'dicedist[dali-cuda12]' for CUDA 12), elsewhere write data.pipeline=torch"
         )
     return obstacle is None
 

@@ -6,7 +6,9 @@ Legend: B batch, H rows, W columns, C colours.
 import contextlib
 import os
 import sys
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,19 @@ from nvidia.dali import Pipeline, fn, types
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
-from dicedist.data.order import padding
-from dicedist.data.pipeline import RawBatch
+from dicedist.data.order import Augmentation, padding
+from dicedist.data.pipeline import RawBatch, RawEncoded
 from dicedist.data.sets.folder import is_unfit
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
+REMEDY = "data.pipeline=torch names it"
 
 
 class DaliPipeline:
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
         self.config, self.source, self.device = config, source, device
-        self.raw: Iterator[RawBatch] = iter(())
+        self.raw: Iterator[Any] = iter(())
         gpu = None if device.type == "cpu" else torch.cuda.current_device() if device.index is None else device.index
         self.pipe = Pipeline(batch_size, config.num_threads, gpu, prefetch_queue_depth=PREFETCH)
         with self.pipe:
@@ -36,17 +39,18 @@ class DaliPipeline:
         self.pipe.build()
 
     def graph(self) -> object:
-        num_outputs = 5 if self.config.augment == "cutout" else 4
+        num_outputs = 5 if "cutout" in self.config.augmentations else 4
         images, left, top, flips, *cutout = fn.external_source(
             source=self.feed, num_outputs=num_outputs, layout=["HWC"]
         )
         if self.device.type == "cuda":
             images = images.gpu()
+        return self.finished(images, flips, cutout, crop=(self.config.size,) * 2, crop_pos_x=left, crop_pos_y=top)
+
+    def finished(self, images: Any, flips: Any, cutout: Sequence[Any], **crop: Any) -> object:
         views = fn.crop_mirror_normalize(
             images,
-            crop=(self.config.size, self.config.size),
-            crop_pos_x=left,
-            crop_pos_y=top,
+            **crop,
             mirror=flips,
             mean=[255 * mean for mean in self.source.mean],
             std=[255 * std for std in self.source.std],
@@ -60,17 +64,21 @@ class DaliPipeline:
 
     def feed(self) -> tuple[NDArray, ...]:
         """One batch for DALI, with black borders: the crop operator only takes positions inside the image, in 0..1."""
-        images_BHWC, (starts_B2, flips_B, cutout_B2) = next(self.raw)
+        raw: RawBatch = next(self.raw)
+        images_BHWC, (starts_B2, flips_B, cutout_B2, _) = raw
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
         top_B, left_B = ((starts_B2 + reach) / (2 * reach)).unbind(1)
         # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is no driver
         fed = [padded.numpy(), left_B.contiguous().numpy(), top_B.contiguous().numpy(), flips_B.int().numpy()]
         if cutout_B2 is not None:
-            fed.append((cutout_B2 - self.config.cutout_size // 2).float().numpy())
+            fed.append(self.corners(cutout_B2))
         return tuple(fed)
 
-    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
+    def corners(self, cutout_B2: Tensor) -> NDArray[Any]:
+        return (cutout_B2 - self.config.cutout_size // 2).float().numpy()
+
+    def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         """Only one stream at a time: a new one discards what was prefetched for an abandoned one."""
         self.raw = iter(())
         while self.run() is not None:
@@ -89,6 +97,53 @@ class DaliPipeline:
         except StopIteration:
             return None
         return torch.from_dlpack(views.as_tensor())
+
+
+class DaliDecoder(DaliPipeline):
+    """Decodes only the boxes of encoded images. Their bytes are read ahead by threads of Python."""
+
+    def graph(self) -> object:
+        num_outputs = 5 if "cutout" in self.config.augmentations else 4
+        files, starts, shapes, flips, *cutout = fn.external_source(source=self.feed, num_outputs=num_outputs)
+        device = "cpu" if self.device.type == "cpu" else "mixed"
+        boxes: Any = fn.decoders.image_slice(
+            files, device=device, start=starts, shape=shapes, axis_names="HW", output_type=types.DALIImageType.RGB
+        )
+        images: Any = fn.resize(boxes, size=[self.config.size] * 2, subpixel_scale=False)
+        return self.finished(images, flips, cutout)
+
+    def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
+        with ThreadPoolExecutor(self.config.num_threads) as threads:
+            yield from super().stream(read_ahead(raw, threads))
+
+    def feed(self) -> tuple[Any, ...]:
+        raw, files = next(self.raw)
+        drawn: Augmentation = raw.augmentation
+        left_B, top_B, width_B, height_B = raw.boxes_B4.astype(np.int32).T
+        starts_B2, shapes_B2 = np.stack([top_B, left_B], 1), np.stack([height_B, width_B], 1)
+        fed = [[future.result() for future in files], starts_B2, shapes_B2, drawn.flips_B.int().numpy()]
+        return tuple(fed) if drawn.cutout_B2 is None else (*fed, self.corners(drawn.cutout_B2))
+
+    def run(self) -> Tensor | None:
+        try:
+            with silence():
+                return super().run()
+        except RuntimeError as error:
+            raise ValueError(f"DALI cannot decode an image of the last batches; {REMEDY} ({told(error)})") from error
+
+
+def read_ahead(raw: Iterable[RawEncoded], threads: ThreadPoolExecutor) -> Iterator[tuple[RawEncoded, list[Future]]]:
+    """Each batch with the bytes of its files, which threads read while the batches before it are in use."""
+    waiting: deque[tuple[RawEncoded, list[Future]]] = deque()
+    for batch in raw:
+        waiting.append((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]))
+        if len(waiting) > PREFETCH:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def told(error: RuntimeError) -> str:
+    return next((line.strip() for line in str(error).splitlines() if "rror" in line), "")[:200]
 
 
 def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:

@@ -5,7 +5,7 @@ is resized whole.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,18 @@ from torch import Tensor
 from dicedist.cluster.heartbeat import advance
 from dicedist.config import nearest
 from dicedist.console.lines import plural
+from dicedist.data.images import crop, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
-from dicedist.data.sets.folder import Fit, crop, decode_file, find_images, shrink_and_crop
+from dicedist.data.sets.folder import Fit, decode_file, find_images
+from dicedist.data.sets.vectors import read_table
 from dicedist.data.sources import Source
 
 log = logging.getLogger(__name__)
 
 SVHN_FILE, SVHN_MD5 = "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"
 ARRAYS = (".npz", ".npy", ".mat")
+OPENOOD_LISTS, OPENOOD_IMAGES = "benchmark_imglist", "images_classic"  # the folders of OpenOOD v1.5
 USUAL = {  # where the published files and ODIN's archives put the images
     "svhn": SVHN_FILE,
     "tinyimagenet_crop": "Imagenet/test",
@@ -41,9 +44,10 @@ USUAL = {  # where the published files and ODIN's archives put the images
 def load_ood(
     sets: Mapping[str, str | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Name -> uint8 images [N, H, W, 3] of the model's input size, and a line of advice for each missing set.
+    """Name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
 
-    sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood.
+    sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood. Of a
+    model of vectors, a file as data=vectors reads it.
     """
     root = Path(root).expanduser() if root else home()
     found: dict[str, Tensor] = {}
@@ -51,36 +55,47 @@ def load_ood(
     for name, given in sets.items():
         if name == in_distribution.name and not given:
             raise ValueError(f"ood.sets.{name}: the model was trained on {name}, remove it from ood.sets")
-        path = Path(given).expanduser() if given else look_up(name, root)
+        path = Path(given).expanduser() if given else look_up(name, root, in_distribution.name)
         if path is None or not path.exists():
             missing.append(f"{name}: {advice(name, path, root)}")
             continue
+        if in_distribution.kind == "vectors":
+            found[name] = vectors_from(path, in_distribution.shape[0])
+            continue
         images_NHWC = torch.from_numpy(read(name, path, in_distribution.size))
-        test_NHWC = in_distribution.test.images_RHWC
-        if test_NHWC is not None and torch.equal(images_NHWC, test_NHWC):
+        test_NHWC = in_distribution.test.inputs_R
+        if isinstance(test_NHWC, torch.Tensor) and torch.equal(images_NHWC, test_NHWC):
             raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
         found[name] = images_NHWC
     return found, missing
 
 
-def refuse_unreadable(sets: Mapping[str, str | None]) -> None:
-    """Whatever the user names must be there and readable, which is asked before work begins."""
+def refuse_unreadable(sets: Mapping[str, str | None], width: int | None) -> None:
+    """Whatever the user names must be there and readable, which is asked before work begins.
+
+    width: of the vectors that the model takes; None for images.
+    """
     for name, given in sets.items():
         path = Path(given).expanduser() if given else None
         if path is None or path.is_dir():
             continue
         if not path.exists():
             raise ValueError(f"ood.sets.{name}={given}: there is no such file or folder")
+        if width is not None:
+            vectors_from(path, width)
+            continue
         if path.suffix not in ARRAYS:
             raise ValueError(f"ood.sets.{name}={given}: write a folder of images, or a file {' or '.join(ARRAYS)}")
         if path.suffix != ".mat":
             read_array(path)
 
 
-def look_up(name: str, root: Path) -> Path | None:
-    places = [root / "ood" / f"{name}.npz", root / "ood" / name]
+def look_up(name: str, root: Path, learnt: str) -> Path | None:
+    """learnt: the data set of the run, for which OpenOOD lists the images of each set that do not show its classes."""
+    places = [root / OPENOOD_LISTS / learnt / f"test_{name}.txt", root / "ood" / f"{name}.npz", root / "ood" / name]
     if name in USUAL:
         places += [root / USUAL[name], root / "ood" / USUAL[name], root / name / USUAL[name]]
+    places.append(root / OPENOOD_IMAGES / name)
     return next((place for place in places if place.exists()), None)
 
 
@@ -98,7 +113,11 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     if path.is_dir() and path.name == FOLDERS.get(name):
         images_NHWC = prepare_cifar(name, path.parent, download=False).array("test_images")
     elif path.is_dir():
-        return read_folder(path, size, fit)
+        return read_files(path, find_images(path), size, fit)
+    elif path.suffix == ".txt":
+        images = path.parents[2] / OPENOOD_IMAGES
+        lines = path.read_text().splitlines()
+        return read_files(path, [images / line.rpartition(" ")[0] for line in lines if line], size, shrink_and_crop)
     elif path.suffix == ".mat":
         images_NHWC = read_svhn(path)
     else:
@@ -108,23 +127,33 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     return np.stack([np.asarray(fit(Image.fromarray(image), size)) for image in images_NHWC])
 
 
-def read_folder(folder: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
+def vectors_from(path: Path, width: int) -> Tensor:
+    """Of a file that data=vectors could read; labels in it count for nothing."""
+    vectors_NV = read_table(path).vectors_NV
+    if vectors_NV.shape[1] != width:
+        raise ValueError(f"{path} has vectors of {vectors_NV.shape[1]} values, the training data of {width}")
+    return torch.from_numpy(vectors_NV)
+
+
+def read_files(origin: Path, files: Sequence[Path], size: int, fit: Fit) -> NDArray[np.uint8]:
     decoded = []
-    for file in find_images(folder):
+    for file in files:
         decoded.append(decode_file(file, size, fit))
         advance()
     images = [image for image in decoded if not isinstance(image, str)]
     if not images:
-        raise ValueError(f"{folder} holds no images that can be decoded")
+        raise ValueError(f"{origin} holds no images that can be decoded")
     if len(images) < len(decoded):
         left_out = plural(len(decoded) - len(images), "image")
-        log.warning("%s: left out %s that cannot be decoded", folder, left_out)
+        log.warning("%s: left out %s that cannot be decoded", origin, left_out)
     return np.stack(images)
 
 
 def read_array(path: Path) -> NDArray[np.uint8]:
     """A .npy, or the array `images` of an .npz."""
     try:
+        if not path.is_file():
+            raise ValueError("not a plain file")  # a pipe would never end
         loaded = np.load(path, allow_pickle=False)
         images_NHWC = loaded if isinstance(loaded, np.ndarray) else loaded["images"]
     except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2  # increase it when the way images are prepared changes
 
-ABOUT = "about.json"
+ABOUT, MARK = "about.json", "about"  # MARK: a digest of the rest of about.json
 BLOCK = 2**24  # bytes that have a digest of their own
 CHECKED_BLOCKS = 64  # at a start: 1 GiB
 
@@ -90,8 +90,10 @@ def verified(folder: Path) -> Prepared:
     remedy = f"remove it (dicedist clean --yes data), and it is made again: {folder}"
     try:
         about = json.loads((folder / ABOUT).read_text())
+        if about.pop(MARK, digest_of(about)) != digest_of(about):  # earlier versions left none
+            raise ValueError
         blocks = dict(about["blocks"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / ABOUT} is damaged; {remedy}") from error
     prepared = Prepared(about, folder, {})
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -106,6 +108,10 @@ def verified(folder: Path) -> Prepared:
             if not whole:
                 raise ValueError(f"the prepared images are damaged ({name}.npy); {remedy}")
     return prepared
+
+
+def digest_of(about: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def block_digest(array: Array, place: int) -> str:
@@ -153,7 +159,8 @@ def _make(folder: Path, build: Build) -> None:
             with _writing():
                 for array in arrays.values():
                     array.flush()  # type: ignore[attr-defined]
-                write_synced(partial / ABOUT, json.dumps(about))
+                about = json.loads(json.dumps(about))
+                write_synced(partial / ABOUT, json.dumps({**about, MARK: digest_of(about)}))
                 partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

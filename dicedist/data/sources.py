@@ -1,6 +1,6 @@
-"""The images and labels of a run: train, validation and test, by name.
+"""The inputs (images or vectors) and labels of a run: train, validation and test, by name.
 
-Legend: R images that the files hold, N images of a split, H rows, W columns, C colours.
+Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C colours, V values of a vector.
 """
 
 import hashlib
@@ -13,56 +13,69 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
+from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
-from dicedist.data.sets import SETS
+from dicedist.data.sets import OPENED, SETS
+from dicedist.data.sets.own import Items
+from dicedist.data.sets.vectors import SETS as VECTOR_SETS
+
+VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
 class Split:
-    images_RHWC: Tensor | None  # uint8, mapped and shared; None if only labels are needed
+    inputs_R: Tensor | Encoded | Items | None  # uint8 images or float32 vectors, mapped and shared; None: labels only
     labels_N: Tensor  # int64
-    rows_N: Tensor | None = None  # which rows of the images; None: all, in order
+    rows_N: Tensor | None = None  # which rows of the inputs; None: all, in order
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     def take(self, indices_B: Tensor) -> Tensor:
-        """A copy of the images [B, H, W, C]."""
-        assert self.images_RHWC is not None, "loaded with labels_only"
-        return self.images_RHWC.index_select(0, indices_B if self.rows_N is None else self.rows_N[indices_B])
+        """A copy of the images [B, H, W, C] or vectors [B, V]."""
+        assert self.inputs_R is not None, "loaded with labels_only"
+        return self.inputs_R.index_select(0, self.rows_of(indices_B))
+
+    def rows_of(self, indices_B: Tensor) -> Tensor:
+        return indices_B if self.rows_N is None else self.rows_N[indices_B]
 
     @property
     def images_NHWC(self) -> Tensor:
         """All images of the split: a copy, unless the split is everything that the files hold."""
-        assert self.images_RHWC is not None, "loaded with labels_only"
-        return self.images_RHWC if self.rows_N is None else self.take(torch.arange(len(self)))
+        assert self.inputs_R is not None, "loaded with labels_only"
+        if self.rows_N is None and isinstance(self.inputs_R, Tensor):
+            return self.inputs_R
+        return self.take(torch.arange(len(self)))
 
 
 @dataclass(frozen=True)
 class Source:
     name: str
     class_names: list[str]
-    mean: tuple[float, float, float]  # of images scaled to 0..1
-    std: tuple[float, float, float]
-    size: int
+    mean: tuple[float, ...]  # of each colour, for images scaled to 0..1; of each value of a vector
+    std: tuple[float, ...]
+    size: int  # pixels of a side
     train: Split
     val: Split  # empty with data.split=full
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
+    kind: str = "images"  # or vectors
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input, as a network sees it."""
+        return (len(self.mean),) if self.kind == "vectors" else (3, self.size, self.size)
+
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:
     """Every process of a node may call this at once; the first prepares the images, which can take minutes."""
-    root = Path(config.root).expanduser() if config.root else home()
-    if config.name not in SETS:
-        raise ValueError(f"data.name={config.name}: write one of {', '.join(SETS)}")
-    prepared = SETS[config.name](config, root)
+    prepared = prepare(config)
     about = prepared.about
-    whole = whole_split(prepared, "train", labels_only)
+    whole = whole_split(prepared, "train", None if labels_only else config)
     train_rows, val_rows = holdout(whole.labels_N, config)
     settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit)
     return Source(
@@ -73,27 +86,57 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         size=config.size,
         train=part(whole, train_rows),
         val=part(whole, val_rows),
-        test=whole_split(prepared, "test", labels_only),
+        test=whole_split(prepared, "test", None if labels_only else config),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
+        kind=VECTORS if holds_vectors(prepared) else "images",
     )
 
 
-def whole_split(prepared: Prepared, name: str, labels_only: bool) -> Split:
+def prepare(config: DataConfig) -> Prepared:
+    root = Path(config.root).expanduser() if config.root else home()
+    if config.name not in SETS:
+        raise ValueError(f"data.name={config.name}: write one of {', '.join(SETS)}")
+    return SETS[config.name](config, root)
+
+
+def kind_of(prepared: Prepared) -> str:
+    return prepared.about.get("kind", "images")
+
+
+def vector_width(config: DataConfig) -> int | None:
+    """The values of an input if inputs are vectors; None for images. Sets of images alone are not prepared for it."""
+    prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
+    return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
+
+
+def holds_vectors(prepared: Prepared) -> bool:
+    return VECTORS in (kind_of(prepared), prepared.about.get("inputs"))
+
+
+def whole_split(prepared: Prepared, name: str, config: DataConfig | None) -> Split:
+    """config: None if only labels are needed."""
     labels_R = torch.from_numpy(prepared.array(f"{name}_labels"))
     num_classes = len(prepared.about["class_names"])
     if not 0 <= labels_R.min() <= labels_R.max() < num_classes:
         raise ValueError(f"{name}: labels from {labels_R.min()} to {labels_R.max()}, of {num_classes} classes")
-    images_RHWC = None if labels_only else torch.from_numpy(prepared.array(f"{name}_images"))
+    inputs_R = None if config is None else inputs_of(prepared, name, config)
     corrupt = [row for row, *_ in prepared.about.get("corrupt", {}).get(name, [])]
     if not corrupt:
-        return Split(images_RHWC, labels_R)
+        return Split(inputs_R, labels_R)
     rows_N = torch.from_numpy(np.delete(np.arange(len(labels_R)), corrupt))
-    return Split(images_RHWC, labels_R[rows_N], rows_N)
+    return Split(inputs_R, labels_R[rows_N], rows_N)
+
+
+def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Encoded | Items:
+    kind = kind_of(prepared)
+    if kind in OPENED:
+        return OPENED[kind](prepared, name, config)
+    return torch.from_numpy(prepared.array(f"{name}_{kind}"))
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
-    return Split(whole.images_RHWC, whole.labels_N[chosen_N], rows_N)
+    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N)
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
@@ -106,14 +149,18 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
         held_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
         if not held_N.any():
             raise ValueError(
-                f"data.val_fraction={config.val_fraction} of at most {counts_K.max()} images per class holds out none: "
+                f"data.val_fraction={config.val_fraction} of at most {counts_K.max()} inputs per class holds out none: "
                 "write a larger one, or data.split=full"
             )
     train_rows, val_rows = (~held_N).nonzero().flatten(), held_N.nonzero().flatten()
     if config.train_limit is not None:
-        first = place_in_class(labels_N[train_rows]).argsort(stable=True)[: config.train_limit]
-        train_rows = train_rows[first.sort().values]
+        train_rows = train_rows[some_of_each(labels_N[train_rows], config.train_limit)]
     return train_rows, val_rows
+
+
+def some_of_each(labels_N: Tensor, most: int) -> Tensor:
+    """At most so many places, in their order, as many of each class as possible."""
+    return place_in_class(labels_N).argsort(stable=True)[:most].sort().values
 
 
 def place_in_class(labels_N: Tensor) -> Tensor:

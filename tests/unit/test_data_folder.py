@@ -61,7 +61,7 @@ def break_three(root):
 
 
 @pytest.mark.parametrize("backend", ["torch", "dali"])
-def test_mixed_folder_with_corrupt_files(root, data_config, caplog, backend):
+def test_mixed_folder_with_corrupt_files(root, data_config, caplog, capfd, backend):
     if backend == "dali":
         pytest.importorskip("nvidia.dali")
     broken = break_three(root)
@@ -69,6 +69,7 @@ def test_mixed_folder_with_corrupt_files(root, data_config, caplog, backend):
     source = load(config)
     listed = {record.args[0]: record.args[1] for record in caplog.records if record.msg.startswith("left out")}
     assert set(listed) == broken and "truncated" in listed["train/apple/cut.jpg"]
+    assert capfd.readouterr().err == "", "DALI writes its own red lines past Python"
     assert source.class_names == CLASSES
     assert [len(source.train), len(source.val), len(source.test)] == [72, 18, 30]
     assert source.val.labels_N.bincount().tolist() == [6, 6, 6]
@@ -106,7 +107,7 @@ def test_refused_then_skipped_then_repaired(root, data_config):
 def test_decoded_once_and_again_when_a_file_changes(root, data_config, fresh_home, monkeypatch):
     config = data_config("folder", root=str(root), size=48)
     first = load(config)
-    assert first.train.images_RHWC.shape[1:] == (48, 48, 3)
+    assert first.train.inputs_R.shape[1:] == (48, 48, 3)
     with monkeypatch.context() as patch:
         patch.setattr("dicedist.data.sets.folder.decode", lambda *_: pytest.fail("decoded again"))
         assert load(config).data_digest == first.data_digest

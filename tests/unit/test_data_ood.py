@@ -126,3 +126,19 @@ def test_damaged_npz_and_empty_folder(source, tmp_path):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ValueError, match="nothing holds no images that can be decoded"):
         load_ood({"nothing": str(tmp_path / "nothing")}, source, tmp_path)
+
+
+def test_openood_lists_which_images_count(source, tmp_path):
+    """Of a set that shares classes with the training, OpenOOD lists the images to take, and leaves the others out."""
+    folder = tmp_path / "images_classic" / "tin" / "test"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        Image.fromarray(np.full((64, 64, 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+    lists = tmp_path / "benchmark_imglist" / "cifar100"
+    lists.mkdir(parents=True)
+    found, _ = load_ood({"tin": None}, source, tmp_path)
+    assert found["tin"][:, 0, 0, 0].tolist() == [0, 40, 80]
+    (lists / "test_tin.txt").write_text("tin/test/2.png -1\ntin/test/0.png -1\n")
+    found, missing = load_ood({"tin": None, "texture": None}, source, tmp_path)
+    assert found["tin"][:, 0, 0, 0].tolist() == [80, 0] and found["tin"].shape[1:] == (32, 32, 3)
+    assert missing[0].startswith("texture: put ood/texture.npz into")

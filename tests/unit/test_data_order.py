@@ -2,7 +2,7 @@
 
 import torch
 
-from dicedist.data.order import augmentation, batch_indices, checksum, epoch_order, num_batches
+from dicedist.data.order import augmentation, balanced_order, batch_indices, checksum, epoch_order, num_batches
 
 N, B = 1003, 128
 
@@ -64,3 +64,14 @@ def test_checksum_notices_everything():
     assert len(set(sums)) == 6
     assert all(0 <= one < 2**63 for one in sums)
     assert checksum(indices.clone(), 0, 0) == sums[0]
+
+
+def test_balanced_order_sees_every_class_equally_often():
+    labels = torch.tensor([0] * 70 + [1] * 25 + [3] * 5)
+    order = balanced_order(0, 1, labels)
+    assert len(order) == 100 and sorted(labels[order].bincount().tolist()) == [0, 33, 33, 34]
+    for label, own in ((0, 70), (1, 25), (3, 5)):
+        times = order[labels[order] == label].bincount(minlength=100)[labels == label]
+        assert len(times) == own and times.max() - times.min() <= 1  # the inputs of a class take turns
+    assert order.equal(balanced_order(0, 1, labels)) and not order.equal(balanced_order(0, 2, labels))
+    assert not (order[:50].sort().values == order[50:].sort().values).all()

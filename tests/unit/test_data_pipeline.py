@@ -151,7 +151,7 @@ def test_threads_make_no_difference(cifar, data_config, backend):
 def test_evaluation_sees_the_images_as_they_are(cifar):
     batches = list(evaluation_batches(cifar.train, cifar, 300, CPU))
     assert [len(labels) for _, labels in batches] == [300, 300, 300, 100]
-    assert list(evaluation_batches(Split(cifar.train.images_RHWC, torch.empty(0)), cifar, 300, CPU)) == []
+    assert list(evaluation_batches(Split(cifar.train.inputs_R, torch.empty(0)), cifar, 300, CPU)) == []
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert labels.equal(cifar.train.labels_N)
     expected = [by_torchvision(image, (0, 0), False, cifar) for image in cifar.train.images_NHWC[:50]]

@@ -58,7 +58,7 @@ def test_split_is_stratified_and_fixed(real_data, data_config):
     assert rows.sort().values.equal(torch.arange(50_000))
     again = load(data_config("cifar100"), labels_only=True)
     assert again.val.rows_N.equal(source.val.rows_N) and again.data_digest == source.data_digest
-    assert again.train.images_RHWC is None and again.test.images_RHWC is None
+    assert again.train.inputs_R is None and again.test.inputs_R is None
     other = load(data_config("cifar100", split_seed=1), labels_only=True)
     assert not other.val.rows_N.equal(source.val.rows_N) and other.data_digest != source.data_digest
     some = source.val.take(torch.tensor([7, 3]))
@@ -87,7 +87,7 @@ def test_labels_outside_the_classes():
     labels = np.array([0, 1, 2])
     bad = prepared.Prepared(about, None, {"train_labels": labels, "train_images": np.zeros((3, 8, 8, 3), np.uint8)})
     with pytest.raises(ValueError, match="train: labels from 0 to 2, of 2 classes"):
-        whole_split(bad, "train", labels_only=False)
+        whole_split(bad, "train", None)
 
 
 # A CIFAR-100 of 20 images, whose md5 sums stand in for the published ones.
@@ -231,7 +231,7 @@ def load_and_die(config):
 
 def test_a_write_never_reaches_the_file(config):
     source = load(config)
-    source.train.images_RHWC.zero_()
+    source.train.inputs_R.zero_()
     assert load(config).train.images_NHWC.any()
 
 
@@ -265,7 +265,7 @@ def test_one_of_many_processes_prepares(config):
 def share_of_images(config, queue, barrier):
     """KiB of the mapped training images in this process's memory (RSS), and its proportional share of them (PSS)."""
     source = load(config)
-    source.train.images_RHWC.view(-1)[::1024].sum()  # touches every page
+    source.train.inputs_R.view(-1)[::1024].sum()  # touches every page
     barrier.wait()
     rss = pss = counting = 0
     for line in open("/proc/self/smaps"):

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import plural, printable
 from dicedist.console.progress import Progress
 from dicedist.data import uses_dali
+from dicedist.data.images import as_rgb, refuse_outsized, shrink_and_crop
 from dicedist.data.prepared import NewArray, Prepared, prepare
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
 DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
 LISTED = 20  # corrupt files named in the log
-MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # of an image that is decoded
 
 Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 
@@ -123,17 +123,6 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
     return reasons
 
 
-def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resizes the short side to size and keeps the middle of the long one; every pixel is where DALI puts it."""
-    width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
-    return crop(image.resize((width, height), Image.Resampling.BILINEAR), size)
-
-
-def crop(image: Image.Image, size: int) -> Image.Image:
-    left, top = ((side - size + 1) // 2 for side in image.size)
-    return image.crop((left, top, left + size, top + size))
-
-
 def decode_file(path: Path, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
     """The image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
     try:
@@ -148,13 +137,11 @@ def open_image(path: Path) -> Image.Image:
     if not path.is_file():
         raise ValueError("there is no such file" if not path.exists() else "not a plain file")
     image = Image.open(path)
-    short, long = sorted(image.size)
-    if short * long > MOST_PIXELS or long > LONGEST_SIDE or long > MOST_ELONGATED * short:
+    try:
+        refuse_outsized(image)
+    except ValueError:
         image.close()
-        raise ValueError(
-            f"{image.size[0]} x {image.size[1]} pixels: the most are {MOST_PIXELS / 1e6:.0f} million, "
-            f"{LONGEST_SIDE:,} on a side, and sides that differ by a factor of {MOST_ELONGATED}"
-        )
+        raise
     return image
 
 
@@ -165,13 +152,6 @@ def is_unfit(path: Path) -> bool:
     except Exception:
         return True
     return False
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # convert() would clip the 16 bits to 8 instead of scaling them
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("RGB")
 
 
 def moments(rows: NDArray[np.int64], images_NHWC: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
@@ -198,7 +178,7 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
             f"{len(corrupt)} images cannot be decoded ({first}{more}): remove them, or write data.on_corrupt=skip"
         )
     for bad in corrupt[:LISTED]:
-        log.warning("left out %s: %s", bad.file, bad.reason)
+        log.warning("left out %s: %s", printable(bad.file), bad.reason)
     if len(corrupt) > LISTED:
         log.warning("left out %s more that cannot be decoded", plural(len(corrupt) - LISTED, "image"))
     for split, entries in about["corrupt"].items():

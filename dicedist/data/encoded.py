@@ -1,0 +1,127 @@
+"""Images as their files hold them: decoded when they are needed, and only the part that a crop shows.
+
+What is known of every image without decoding it (its size, whether DALI can be trusted with it) was listed once; then
+a crop that order.py draws as fractions becomes a box of pixels, and both pipelines decode the same boxes.
+
+Legend: R images listed, B batch, S pixels of a side; a box is (left, top, width, height).
+"""
+
+import io
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from dicedist.console.lines import printable
+from dicedist.data.images import as_rgb, refuse_outsized, shrink_and_crop
+
+ORIENTATION = 0x0112  # the EXIF tag
+TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
+PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+Boxes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Takes the place of an array of images in a Split."""
+
+    read: Callable[[int], bytes]  # of a row
+    name: Callable[[int], str]  # of a row, for messages
+    sizes_R2: NDArray[np.int32]  # width and height, upright
+    plain_R: NDArray[np.bool_]  # whether DALI may see the file as it is
+    size: int  # S, of the views
+    threads: ThreadPoolExecutor
+
+    def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
+        """The images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
+        assert dim == 0
+        decoded = self.threads.map(lambda row: self.decoded(row, None), rows_B.tolist())
+        return torch.from_numpy(np.stack(list(decoded)))
+
+    def __len__(self) -> int:
+        return len(self.sizes_R2)
+
+    def boxes(self, rows_B: Tensor, crops_B4: Tensor | None) -> Boxes:
+        return pixel_boxes(self.sizes_R2[rows_B.numpy()], None if crops_B4 is None else crops_B4.numpy())
+
+    def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
+        """The box, or the middle of the image, scaled to S pixels."""
+        data = self.read(row)
+        try:
+            with Image.open(io.BytesIO(data)) as opened:
+                image = as_rgb(opened)
+                if box is None:
+                    return np.asarray(shrink_and_crop(image, self.size))
+                left, top, width, height = box
+                # Not resize(box=...), which would mix in pixels from beside the box.
+                inside = image.crop((left, top, left + width, top + height))
+                return np.asarray(inside.resize((self.size, self.size), Image.Resampling.BILINEAR))
+        except Exception as error:  # a damaged file makes PIL raise anything
+            raise ValueError(
+                f"{self.name(row)} cannot be decoded ({reason(error)}), though its head could be read: remove it"
+            ) from error
+
+    def for_dali(self, row: int) -> NDArray[np.uint8]:
+        """The file's bytes; of a kind that DALI decodes otherwise than PIL, the upright image as plain pixels."""
+        data = self.read(row)
+        if not self.plain_R[row]:
+            plain = io.BytesIO()
+            with Image.open(io.BytesIO(data)) as opened:
+                as_rgb(opened).save(plain, "PPM")
+            data = plain.getvalue()
+        return np.frombuffer(data, np.uint8)
+
+
+def pixel_boxes(sizes_B2: NDArray[np.int32], crops_B4: NDArray[np.floating[Any]] | None) -> Boxes:
+    """crops: of each, its share of the area, log(width / height), and where it lies between the borders, x and y.
+
+    A box that would be wider or higher than the image is as wide or high as it. None: the middle square.
+    """
+    width_B, height_B = sizes_B2.astype(np.float64).T
+    if crops_B4 is None:
+        side_B = np.minimum(width_B, height_B)
+        wide_B, high_B, x_B, y_B = side_B, side_B, 0.5, 0.5
+    else:
+        share_B, log_ratio_B, x_B, y_B = crops_B4.astype(np.float64).T
+        area_B, ratio_B = share_B * width_B * height_B, np.exp(log_ratio_B)
+        wide_B = np.clip(np.rint(np.sqrt(area_B * ratio_B)), 1, width_B)
+        high_B = np.clip(np.rint(np.sqrt(area_B / ratio_B)), 1, height_B)
+    left_B, top_B = np.floor(x_B * (width_B - wide_B + 0.999)), np.floor(y_B * (height_B - high_B + 0.999))
+    return np.stack([left_B, top_B, wide_B, high_B], 1).astype(np.int64)
+
+
+class Examined(NamedTuple):
+    width: int
+    height: int
+    plain: bool  # whether DALI may see it as it is
+    checksum: int  # of all bytes
+
+
+def examine(data: bytes) -> Examined:
+    """What is listed of an image, upright; ValueError with the reason if it is damaged.
+
+    Only the head is decoded, unless the file does not end as its format does: then all of it.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            refuse_outsized(image)
+            turn = image.getexif().get(ORIENTATION, 1)
+            width, height = image.size[::-1] if turn in TURNED else image.size
+            plain = (image.format, image.mode) in PLAIN and turn == 1
+            if ENDS.get(image.format or "", b"\0") not in data[-64:]:
+                image.load()
+    except Exception as error:  # a damaged file makes PIL raise anything
+        raise ValueError(reason(error)) from error
+    return Examined(width, height, plain, zlib.crc32(data))
+
+
+def reason(error: Exception) -> str:
+    return printable(" ".join(str(error).split())) or type(error).__name__

@@ -1,0 +1,142 @@
+"""A map-style dataset of the user's own class: data._target_ names it, and it is called once for each split.
+
+    class Leaves(torch.utils.data.Dataset):
+        def __init__(self, split, root): ...              split is "train" or "test", root is data.root
+        def __len__(self): ...
+        def __getitem__(self, index): return image, 3     a PIL image, uint8 [H, W, 3], or a vector of floats; the class
+        class_names = ["elm", "oak", ...]                 if they have names
+        labels = [...]                                    if they are known without reading every item
+
+The order, the crops and the flips are dicedist's own, so its items must not be augmented.
+"""
+
+import functools
+import hashlib
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from dicedist.cluster.heartbeat import advance
+from dicedist.config.schema import DataConfig
+from dicedist.console.lines import printable
+from dicedist.console.progress import Progress
+from dicedist.data.images import as_rgb, shrink_and_crop
+from dicedist.data.prepared import Prepared
+from dicedist.data.sets.folder import moments as moments_of_images
+from dicedist.data.sets.vectors import SPLITS
+from dicedist.data.sets.vectors import moments as moments_of_vectors
+
+MEASURED = 2000  # items that mean, deviation and digest are taken from
+WANTED = "a PIL image, uint8 [H, W, 3] or a vector of floats, and its class, a whole number from 0"
+
+
+class Items:
+    """Takes the place of an array of inputs in a Split: items are read when they are needed."""
+
+    def __init__(self, dataset: Any, name: str, size: int):
+        self.dataset, self.name, self.size = dataset, name, size
+
+    def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
+        assert dim == 0
+        items = [self.item(row)[0] for row in rows_B.tolist()]
+        if len(shapes := {item.shape for item in items}) > 1:
+            raise ValueError(f"{self.name} returns inputs of the shapes {sorted(shapes)}: return one width")
+        return torch.from_numpy(np.stack(items))
+
+    def item(self, row: int) -> tuple[NDArray[Any], int]:
+        """uint8 [S, S, 3] or float32 [V], and the label."""
+        try:
+            value, label = self.dataset[row]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.name}[{row}] is no pair ({error}): return {WANTED}") from error
+        if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label):
+            raise ValueError(f"{self.name}[{row}] has the class {printable(str(label))!r}: return {WANTED}")
+        return self.taken(value, row), int(label)
+
+    def taken(self, value: Any, row: int) -> NDArray[Any]:
+        if isinstance(value, Image.Image):
+            return np.array(shrink_and_crop(as_rgb(value), self.size))
+        array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+        if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
+            return np.array(shrink_and_crop(Image.fromarray(array), self.size))
+        if array.dtype.kind == "f" and array.ndim == 1 and array.size:
+            if not np.isfinite(array).all():
+                raise ValueError(f"{self.name}[{row}] holds a value that is no finite number")
+            return array.astype(np.float32)
+        raise ValueError(f"{self.name}[{row}] is {array.dtype} {list(array.shape)}: return {WANTED}")
+
+
+def is_whole(label: Any) -> bool:
+    return isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point()
+
+
+def prepare_own(config: DataConfig, root: Path) -> Prepared:
+    """Nothing is kept on the disk, because nobody knows when the user's data changes; a sample of it is digested."""
+    splits = {split: items_of(config, split) for split in SPLITS}
+    labels = {split: labels_of(items) for split, items in splits.items()}
+    train = splits["train"]
+    sampled = [train.item(row)[0] for row in range(0, len(labels["train"]), -(-len(labels["train"]) // MEASURED))]
+    vectors = sampled[0].ndim == 1
+    values = np.stack(sampled)
+    mean, std = moments_of_vectors(values) if vectors else moments_of_images(np.arange(len(values)), values)
+    digest = hashlib.blake2b(values.tobytes(), digest_size=16)
+    for split in SPLITS:
+        digest.update(labels[split].tobytes())
+    largest = max(int(found.max()) for found in labels.values())
+    names = list(getattr(train.dataset, "class_names", None) or map(str, range(largest + 1)))
+    about = {"kind": "own", "inputs": "vectors" if vectors else "images", "class_names": names}
+    about |= {"mean": mean, "std": std, "digest": digest.hexdigest()}
+    return Prepared(about, None, {f"{split}_labels": found for split, found in labels.items()})
+
+
+def items_of(config: DataConfig, split: str) -> Items:
+    if not config._target_:
+        raise ValueError("data=own: write data._target_=my.module.Dataset and data.trusted=true")
+    if not config.trusted:
+        raise ValueError(f"data._target_={config._target_} runs its code: add data.trusted=true if you trust it")
+    return made(config._target_, split, config.root, config.size)
+
+
+@functools.cache
+def made(target: str, split: str, root: str | None, size: int) -> Items:
+    module, _, attribute = target.rpartition(".")
+    try:
+        dataset = getattr(import_module(module), attribute)(split, root)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {error}") from error
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
+        raise ValueError(f"data._target_={target}: its {split} set has no items; give it __len__ and __getitem__")
+    return Items(dataset, f"{target}({split!r})", size)
+
+
+def labels_of(items: Items) -> NDArray[np.int64]:
+    known = getattr(items.dataset, "labels", None)
+    if known is not None:
+        labels_N = np.asarray(known)
+        if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu":
+            found = f"{labels_N.dtype} {list(labels_N.shape)}"
+            raise ValueError(f"{items.name}.labels are {found}: give a whole number for each item")
+        return labels_N.astype(np.int64)
+    progress = Progress(len(items.dataset), f"labels of {items.name}", stream=sys.stderr)
+    labels = []
+    for row in range(len(items.dataset)):
+        labels.append(items.item(row)[1])
+        advance()
+        progress.show(row + 1)
+    progress.clear()
+    return np.array(labels, np.int64)
+
+
+def open_own(prepared: Prepared, split: str, config: DataConfig) -> Items:
+    return items_of(config, split)
+
+
+SETS = {"own": prepare_own}
+OPENED = {"own": open_own}

@@ -1,0 +1,130 @@
+"""Labelled images that differ from the test set in a known way: corruptions of it, the official CIFAR-C, any folder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dicedist.cluster.heartbeat import advance
+from dicedist.data.corruptions import BLOCK, CORRUPTIONS, EXTRA, SEVERITIES, corrupt
+from dicedist.data.prepared import NewArray, home, prepare
+from dicedist.data.sets.folder import decode_file, scan
+from dicedist.data.sources import Source, Split, part, some_of_each
+
+VERSION = 1  # increase it when an operator changes: corrupted images are kept
+KINDS = {  # shift=KIND -> the operators of corruptions.py
+    "corruptions": list(CORRUPTIONS),
+    "corruptions_extra": list(EXTRA),
+    "rotations": ["rotation"],
+    "resolutions": ["resolution"],
+}
+OFFICIAL = "cifar_c"
+OFFICIAL_FOLDERS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Test images to compare with, and what was made of them, one after the other."""
+
+    clean: Split | None  # None: the shifted images are not those of the test set
+    names: list[str]
+    severities: list[int]
+    sets: Iterator[tuple[str, int, Split]]  # name, severity, images
+
+
+def open_shift(
+    kind: str, severities: Sequence[int], limit: int | None, source: Source, root: str | Path | None
+) -> Shift:
+    """Every rank calls; the first process of a node makes what is not there yet.
+
+    kind: one of KINDS, cifar_c, or a folder with a folder of images for each class. limit: so many test images only.
+    """
+    refuse_severities(severities)
+    if source.kind != "images":
+        raise ValueError(f"shift={kind}: only images can be shifted so, and the run learnt {source.kind}")
+    levels = sorted(set(severities))
+    if kind == OFFICIAL:
+        return official(levels, limit, source, Path(root).expanduser() if root else home())
+    if kind in KINDS:
+        rows_N = some_of_each(source.test.labels_N, limit or len(source.test))
+        clean = part(source.test, rows_N)
+        sets = ((name, level, corrupted(clean, name, level, source)) for name in KINDS[kind] for level in levels)
+        return Shift(clean, KINDS[kind], levels, sets)
+    folder = Path(kind).expanduser()
+    if not folder.is_dir():
+        known = ", ".join([*KINDS, OFFICIAL])
+        raise ValueError(f"shift={kind}: there is no such folder; write one of {known}, or a folder of class folders")
+    return Shift(None, [folder.name], [1], iter([(folder.name, 1, labelled(folder, source))]))
+
+
+def refuse_severities(severities: Sequence[int]) -> None:
+    if not severities or not set(severities) <= set(SEVERITIES):
+        raise ValueError(f"shift_severities={list(severities)}: write some of [1, 2, 3, 4, 5]")
+
+
+def corrupted(clean: Split, name: str, severity: int, source: Source) -> Split:
+    """Made once, and kept with the other prepared images."""
+
+    def build(new_array: NewArray) -> dict[str, Any]:
+        out_NHWC = new_array("images", (len(clean), source.size, source.size, 3), np.uint8)
+        for start in range(0, len(clean), 8 * BLOCK):
+            rows_B = torch.arange(start, min(start + 8 * BLOCK, len(clean)))
+            out_NHWC[rows_B.numpy()] = corrupt(clean.take(rows_B).numpy(), name, severity, start)
+            advance()
+        return {}
+
+    kept = prepare(f"{name}-{severity}", home(), [], build, source.data_digest, len(clean), VERSION)
+    return Split(torch.from_numpy(kept.array("images")), clean.labels_N)
+
+
+def official(severities: Sequence[int], limit: int | None, source: Source, root: Path) -> Shift:
+    """The published .npy files: 10,000 images for each severity in turn, in the order of the test set."""
+    if source.name not in OFFICIAL_FOLDERS:
+        raise ValueError(f"shift=cifar_c is made of CIFAR, and the run learnt {source.name}: write shift=corruptions")
+    folder = root / OFFICIAL_FOLDERS[source.name]
+    names = [name for name in (*CORRUPTIONS, *EXTRA) if (folder / f"{name}.npy").is_file()]
+    if not names or not (folder / "labels.npy").is_file():
+        raise ValueError(f"shift=cifar_c: put the folder {folder.name} with its .npy files into {root}")
+    labels = read_official(folder / "labels.npy", (50_000,))
+    rows = np.arange(10_000)[:limit]
+
+    def sets() -> Iterator[tuple[str, int, Split]]:
+        for name in names:
+            images = read_official(folder / f"{name}.npy", (50_000, 32, 32, 3))
+            for severity in severities:
+                chosen = (severity - 1) * 10_000 + rows
+                labels_N = torch.from_numpy(labels[chosen].astype(np.int64))
+                yield name, severity, Split(torch.from_numpy(np.ascontiguousarray(images[chosen])), labels_N)
+
+    return Shift(part(source.test, torch.from_numpy(rows)), names, list(severities), sets())
+
+
+def read_official(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
+        raise ValueError(f"{path} is damaged: fetch it again") from error
+    if array.shape != shape:
+        raise ValueError(f"{path} has the shape {list(array.shape)}, and CIFAR-C's has {list(shape)}: fetch it again")
+    return array
+
+
+def labelled(folder: Path, source: Source) -> Split:
+    """Images in a folder for each class, named as the run's classes are; a class may be absent."""
+    try:
+        listing = scan(folder)
+    except ValueError as error:
+        raise ValueError(f"shift={folder}: images need labels, so write a folder with a folder per class") from error
+    if unknown := sorted(set(listing.class_names) - set(source.class_names)):
+        raise ValueError(
+            f"shift={folder}: {unknown[0]} is no class of the run ({', '.join(source.class_names[:5])}, ...)"
+        )
+    decoded = [decode_file(file, source.size) for file in listing.files]
+    kept = [place for place, image in enumerate(decoded) if not isinstance(image, str)]
+    if not kept:
+        raise ValueError(f"shift={folder}: none of its images can be decoded")
+    labels = [source.class_names.index(listing.class_names[listing.labels[place]]) for place in kept]
+    return Split(torch.from_numpy(np.stack([decoded[place] for place in kept])), torch.tensor(labels))

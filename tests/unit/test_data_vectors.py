@@ -1,0 +1,159 @@
+"""Vectors: every format reads alike, statistics are those of training, what cannot be used is named in one line."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from sklearn import datasets
+from sklearn.preprocessing import StandardScaler
+
+from dicedist.data.pipeline import Loader, evaluation_batches
+from dicedist.data.sets.vectors import read_table
+from dicedist.data.sources import load, vector_width
+
+CPU = torch.device("cpu")
+X = np.random.default_rng(0).normal(3, 2, (40, 3)).astype(np.float32)
+Y = np.arange(40) % 4
+
+
+def write(path, x=X, y=Y, **more):
+    if path.suffix == ".npz":
+        np.savez(path, x=x, y=y, **more)
+    elif path.suffix == ".safetensors":
+        save_file({"x": x, "y": y, **more}, path)
+    elif path.suffix == ".csv":
+        columns = {**{f"v{place}": x[:, place] for place in range(x.shape[1])}, "label": y, **more}
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        columns = {**{f"v{place}": x[:, place] for place in range(x.shape[1])}, "label": y, **more}
+        parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".csv", ".parquet"])
+def test_every_format_reads_alike(tmp_path, fresh_home, data_config, suffix):
+    folder = tmp_path / suffix[1:]
+    folder.mkdir()
+    write(folder / f"train{suffix}")
+    write(folder / f"test{suffix}", X[:8] + 1, Y[:8])
+    source = load(data_config("vectors", root=str(folder), split="full"))
+    assert (source.kind, source.shape, source.class_names) == ("vectors", (3,), ["0", "1", "2", "3"])
+    assert np.array_equal(source.train.take(torch.arange(40)), X) and np.array_equal(source.train.labels_N, Y)
+    assert np.array_equal(source.test.take(torch.arange(8)), X[:8] + 1)
+    assert vector_width(data_config("vectors", root=str(folder))) == 3
+
+
+def test_statistics_are_those_of_the_training_rows(tmp_path, fresh_home, data_config):
+    constant = np.concatenate([X, np.full((40, 1), 7, np.float32)], 1)
+    write(tmp_path / "train.npz", constant)
+    write(tmp_path / "test.npz", constant[:8] * 5, Y[:8])
+    source = load(data_config("vectors", root=str(tmp_path), split="full"))
+    (views, _), *_ = evaluation_batches(source.test, source, 100, CPU)
+    expected = StandardScaler().fit(constant.astype(np.float64)).transform(constant[:8] * 5)
+    assert np.allclose(views, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("digits", datasets.load_digits), ("wine", datasets.load_wine), ("breast_cancer", datasets.load_breast_cancer)],
+)
+def test_what_scikit_learn_carries(fresh_home, data_config, name, theirs):
+    source, bunch = load(data_config(name, split="full")), theirs()
+    ours = torch.cat(
+        [source.train.take(torch.arange(len(source.train))), source.test.take(torch.arange(len(source.test)))]
+    )
+    labels = torch.cat([source.train.labels_N, source.test.labels_N])
+    order, expected = np.lexsort(np.c_[ours, labels].T), np.c_[bunch.data.astype(np.float32), bunch.target]
+    assert np.array_equal(np.c_[ours, labels][order], expected[np.lexsort(expected.T)])
+    assert source.class_names == [str(word) for word in bunch.target_names]
+    shares = source.test.labels_N.bincount() / labels.bincount()
+    assert torch.allclose(shares, torch.tensor(0.2), atol=0.02)
+    again = load(data_config(name, split="full"), labels_only=True)
+    assert again.test.labels_N.equal(source.test.labels_N) and again.data_digest == source.data_digest
+    other = load(data_config(name, split="full", split_seed=1), labels_only=True)
+    assert other.data_digest != source.data_digest
+
+
+def test_words_name_classes_and_a_column_may_name_the_split(tmp_path, fresh_home, data_config):
+    split = np.where(np.arange(40) < 30, "train", "test")
+    file = write(tmp_path / "all.csv", y=np.array(["elm", "ash", "oak", "fir"])[Y], split=split)
+    source = load(data_config("vectors", root=str(file), split="full"))
+    assert source.class_names == ["ash", "elm", "fir", "oak"]
+    assert (len(source.train), len(source.test)) == (30, 10)
+    assert source.train.labels_N[:4].tolist() == [1, 0, 3, 2]
+    assert np.array_equal(source.test.take(torch.arange(10)), X[30:])
+
+
+def loader(source, config, **more):
+    return Loader(source.train, config, source, 16, 0, CPU, **{"members": [0], **more})
+
+
+def test_noise_is_drawn_by_step_and_is_the_same_anywhere(tmp_path, fresh_home, data_config):
+    config = data_config("vectors", root=str(write(tmp_path / "all.npz")), noise=0.5, split="full")
+    source = load(config)
+    plain = next(loader(source, dataclasses.replace(config, noise=0)).epoch(1)).images[0]
+    whole = list(loader(source, config).epoch(1))
+    noise = whole[0].images[0] - plain
+    assert 0.3 < noise.std() < 0.7 and not noise.equal(whole[1].images[0] - plain)
+    (late,) = loader(source, config).epoch(1, start=1)
+    assert late.images[0].equal(whole[1].images[0])
+    half = next(loader(source, config, replica=1, replicas=2).epoch(1))
+    assert half.images[0].equal(whole[0].images[0][8:])
+    own = next(loader(source, dataclasses.replace(config, per_member=True), members=[0, 1]).epoch(1)).images
+    assert len(own) == 2 and not own[0].equal(own[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "line"),
+    [
+        ("a.npz", {"x": np.where(X > 7, np.nan, X)}, "a.npz: row .*, value .* is nan: fill or remove the row"),
+        ("a.npz", {"y": np.array(["a", "b"] * 20)}, "y is <U1 [40], write whole numbers [N] from 0, and class_names"),
+        ("a.npz", {"y": Y[:30]}, "40 vectors and 30 labels, write one for each"),
+        ("a.npz", {"y": Y - 1}, "a.npz: labels from -1 to 2, of 3 classes"),
+        ("a.npz", {"x": X[0]}, "x has the shape [3], write vectors [N, V]"),
+        ("a.npz", {"x": X.astype(str)}, "a.npz: x is <U32, write numbers"),
+        ("a.npz", {"y": Y * 0}, "a.npz holds 1 classes, two are the least"),
+        ("a.csv", {"x": np.array([["1", "x", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
+        ("a.csv", {"x": np.array([["1", "", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
+        ("a.csv", {"split": np.array(["dev"] * 40)}, "the column split holds 'dev', write train or test"),
+        ("a.csv", {"split": np.array(["train"] * 40)}, "0 of 40 rows are for the test; some must be, not all"),
+    ],
+)
+def test_refusals(tmp_path, fresh_home, data_config, name, made, line):
+    file = write(tmp_path / name, **made)
+    pattern = re.escape(line).replace(r"\.\*", ".*")
+    with pytest.raises(ValueError, match=pattern) as error:
+        load(data_config("vectors", root=str(file)))
+    assert "\n" not in str(error.value)
+
+
+def test_more_refusals(tmp_path, fresh_home, data_config):
+    def refused(line, root=tmp_path, **changes):
+        with pytest.raises(ValueError, match=re.escape(line)):
+            load(data_config("vectors", root=str(root), **changes))
+
+    refused("does not exist: write data.root=FILE", tmp_path / "none")
+    refused("holds 0 files train.*, one is needed")
+    refused("a.txt: vectors are read from .npz", write(tmp_path / "a.csv").rename(tmp_path / "a.txt"))
+    write(tmp_path / "train.npz")
+    write(tmp_path / "test.npz", X[:, :2])
+    refused(f"{tmp_path / 'test.npz'} has vectors of 2 values, {tmp_path / 'train.npz'} of 3")
+    write(tmp_path / "test.npz", y=Y + 1)
+    refused("test.npz: labels from 1 to 4, of 4 classes")
+    ragged = tmp_path / "ragged.csv"
+    ragged.write_text("a,label\n1,x\n1,2,x\n")
+    refused("ragged.csv: line 3 has 3 values, the header names 2", ragged)
+    refused("has no labels", write(tmp_path / "b.csv"), label_column="kind")
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(b"PK not a zip")
+    refused("damaged.npz cannot be read", damaged)
+    with pytest.raises(ValueError, match="pip install 'dicedist\\[vectors\\]'"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        read_table(tmp_path / "x.parquet", "label")
