@@ -2,13 +2,16 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dicedist.config.schema import Config, SchedulesConfig
+from dicedist.config.schema import Config, OptimizerConfig, SchedulesConfig
 
 Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs ascending from 0
+COLD = 0.01  # the factor on the rate at which a warm-up begins
+RISE = 0.3  # the share of a run in which a one-cycle rises, where warmup_epochs is 0
+LOW, LOWEST = 1 / 25, 1e-4 / 25  # the factors at which a one-cycle begins and ends: torch's OneCycleLR
 
 
 @dataclass(frozen=True)
@@ -32,25 +35,76 @@ class Moment:
 
 
 class Schedules:
-    def __init__(self, config: SchedulesConfig, learning_rate: float | str, log_beta: Knots, epochs: int):
-        self.config = config
-        self.learning_rate = learning_rate_knots(config.learning_rate, learning_rate)
+    def __init__(
+        self,
+        config: SchedulesConfig,
+        optimizer: OptimizerConfig,
+        log_beta: Knots,
+        epochs: int,
+        rate: Callable[[float], float] | None = None,
+    ):
+        """rate: of a trajectory, by the epoch of the reference run, in place of the optimiser's."""
+        self.own_rate = rate
+        self.config, self.optimizer, self.epochs = config, optimizer, epochs
+        self.rates = learning_rate_knots(config.learning_rate, optimizer.lr)
         self.log_beta = log_beta
         self.pace = config.reference_epochs / epochs if config.scale else 1.0
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        return cls(config.schedules, config.optimizer.lr, config.bottleneck.log_beta, config.epochs)
+    def of(cls, config: Config, rate: Callable[[float], float] | None = None) -> Self:
+        return cls(config.schedules, config.optimizer, config.bottleneck.log_beta, config.epochs, rate)
 
     def at(self, epoch: float) -> Moment:
+        rate = self.learning_rate(epoch)
         epoch = epoch * self.pace
         start, end = self.config.covariance
         return Moment(
-            learning_rate=piecewise_constant(self.learning_rate, epoch),
+            learning_rate=rate,
             log_beta=piecewise_linear(self.log_beta, epoch),
             ramp_up=ramp_up(epoch, self.config.ramp_up),
             covariance=piecewise_linear([[start, 0.0], [end, 1.0]], epoch),
         )
+
+    def learning_rate(self, epoch: float) -> float:
+        """Of the heads. All but the steps' knots are epochs of this run, whatever it is scaled to."""
+        if self.own_rate is not None:
+            return self.own_rate(epoch * self.pace)
+        shape, warmup, peak = self.optimizer.schedule, self.optimizer.warmup_epochs, self.rates[0][1]
+        if shape == "onecycle":
+            return peak * one_cycle(epoch / self.epochs, warmup / self.epochs or RISE)
+        if shape == "step":
+            return warm_up(epoch, warmup) * piecewise_constant(self.rates, epoch * self.pace)
+        if shape == "knots":
+            return warm_up(epoch, warmup) * piecewise_linear(self.rates, epoch * self.pace)
+        return peak * warm_up(epoch, warmup) * DECLINES[shape](share(epoch, warmup, self.epochs))
+
+
+def share(epoch: float, start: float, end: float) -> float:
+    """How much of the way from start to end is done, 0 to 1."""
+    return min(1.0, max(0.0, (epoch - start) / (end - start)))
+
+
+def warm_up(epoch: float, end: float) -> float:
+    return COLD + (1.0 - COLD) * epoch / end if epoch < end else 1.0
+
+
+def half_cosine(share: float) -> float:
+    """From 1 to 0."""
+    return 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def one_cycle(done: float, rise: float) -> float:
+    """The factor on the highest rate (Smith and Topin, 2018); the momentum is left alone."""
+    if done < rise:
+        return 1.0 + (LOW - 1.0) * half_cosine(done / rise)
+    return LOWEST + (1.0 - LOWEST) * half_cosine(share(done, rise, 1.0))
+
+
+DECLINES: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "linear": lambda share: 1.0 - share,
+    "cosine": half_cosine,
+}
 
 
 def learning_rate_knots(tables: dict[str, list[Any]], choice: float | str) -> Knots:

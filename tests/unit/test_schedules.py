@@ -3,6 +3,8 @@
 import math
 
 import pytest
+import torch
+from torch.optim import lr_scheduler
 
 from dicedist.algorithm.schedules import Schedules
 from dicedist.config import compose_config
@@ -46,12 +48,73 @@ def test_covariance(epoch, share):
         ((), {0: 0.1, 149.9: 0.1, 150: 1e-3, 225: 1e-4, 250: 1e-5, 299: 1e-5}),
         (("data=cifar10",), {0: 0.1, 150: 1e-3, 225: 1e-4, 299: 1e-4}),
         (("optimizer.lr=chen2020",), {0: 0.1, 150: 1e-2, 225: 1e-3, 299: 1e-3}),
+        (
+            ("optimizer.lr=ashukha2020", "optimizer.schedule=knots"),
+            {0: 0.1, 150: 0.1, 180: 0.07525, 210: 0.0505, 240: 0.02575, 270: 0.001, 299: 0.001},
+        ),
         (("optimizer.lr=0.05",), {0: 0.05, 150: 5e-4, 250: 5e-6}),
     ],
 )
 def test_learning_rate(overrides, rates):
     for epoch, rate in rates.items():
         assert moment(epoch, *overrides).learning_rate == pytest.approx(rate)
+
+
+SCHEDULERS = {
+    "constant": lambda optimizer, steps: lr_scheduler.ConstantLR(optimizer, factor=1.0),
+    "linear": lambda optimizer, steps: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps),
+    "cosine": lambda optimizer, steps: lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps),
+}
+
+
+def rates_of_torch(build, steps):
+    """The rates of a scheduler of torch that is stepped after every step."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+    scheduler, rates = build(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("shape", SCHEDULERS)
+def test_rates_are_those_of_torch(shape, warmup):
+    def build(optimizer):
+        after = SCHEDULERS[shape](optimizer, 12 - warmup)
+        if not warmup:
+            return after
+        before = lr_scheduler.LinearLR(optimizer, 0.01, 1.0, total_iters=warmup)
+        return lr_scheduler.SequentialLR(optimizer, [before, after], [warmup])
+
+    settings = ("optimizer.lr=0.2", "epochs=12", f"optimizer.schedule={shape}", f"optimizer.warmup_epochs={warmup}")
+    ours = [moment(epoch, *settings).learning_rate for epoch in range(12)]
+    assert ours == pytest.approx(rates_of_torch(build, 12))
+
+
+@pytest.mark.parametrize(("warmup", "rise"), [(0, 0.3), (5, 0.5)])
+def test_one_cycle_is_that_of_torch(warmup, rise):
+    """torch's last step is the end of the run, ours is the step before: its cycle has one step fewer."""
+    settings = ("optimizer.lr=0.2", "epochs=10", "optimizer.schedule=onecycle", f"optimizer.warmup_epochs={warmup}")
+    now = Schedules.of(compose_config(settings))
+    steps = 20
+    rates = rates_of_torch(lambda optimizer: OneCycle(optimizer, rise, steps), steps)
+    assert [now.at(step / 2).learning_rate for step in range(steps)] == pytest.approx(rates)
+
+
+def OneCycle(optimizer, rise, steps):
+    """OneCycleLR counts its phases in steps from 0 to total_steps - 1, and peaks at rise * total_steps - 1."""
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps + 1, pct_start=rise, cycle_momentum=False)
+    scheduler._schedule_phases[0]["end_step"] = rise * steps
+    return scheduler
+
+
+def test_the_tables_can_warm_up():
+    settings = ("optimizer.warmup_epochs=10",)
+    assert moment(0, *settings).learning_rate == pytest.approx(0.001)
+    assert moment(5, *settings).learning_rate == pytest.approx(0.1 * 0.505)
+    assert moment(10, *settings).learning_rate == moment(10).learning_rate
 
 
 def test_other_lengths_go_through_the_same_phases():

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dicedist.algorithm.networks.foreign import from_target, from_timm, from_torchvision
-from dicedist.algorithm.networks.network import Network
+from dicedist.algorithm.networks.freezing import freeze
+from dicedist.algorithm.networks.mlp import mlp
+from dicedist.algorithm.networks.network import Network, project
 from dicedist.config.schema import NetworkConfig
 
 __all__ = ["Network", "build", "build_member"]
@@ -14,18 +16,37 @@ __all__ = ["Network", "build", "build_member"]
 NETWORKS: dict[str, Callable[[], Network]] = {}  # gathered from the modules of this folder that define some
 for _module in pkgutil.iter_modules(__path__):
     NETWORKS |= getattr(importlib.import_module(f"{__name__}.{_module.name}"), "NETWORKS", {})
-FOREIGN: dict[str, Callable[[str], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
+FOREIGN: dict[str, Callable[[str, str | None], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
 
 
 def build(config: NetworkConfig) -> Network:
+    """With random weights: what is pretrained is loaded once, when a run begins (dicedist.runs.pretrained)."""
+    network = whole(config)
+    if config.feature_dim is not None:
+        project(network, config.feature_dim)
+    freeze(network, config.freeze)
+    return network
+
+
+def whole(config: NetworkConfig) -> Network:
+    library, _, name = config.name.partition("/")
+    if config._target_ is None and library in FOREIGN and config.inputs is None:
+        return FOREIGN[library](name, config.split)
+    if config.split is not None:
+        raise ValueError(
+            f"network.split={config.split}: {config.label} says itself where it is split, leave network.split out"
+        )
     if config._target_ is not None:
         return from_target(config._target_, config.trusted)
+    if config.name == "mlp":
+        return mlp(config)
+    if config.inputs is not None:
+        raise ValueError(f"{config.name} reads images, and the data are vectors: write network=mlp")
     if config.name in NETWORKS:
         return NETWORKS[config.name]()
-    library, _, name = config.name.partition("/")
-    if library in FOREIGN:
-        return FOREIGN[library](name)
-    raise ValueError(f"unknown network {config.name!r}: write one of {', '.join(NETWORKS)}, torchvision/..., timm/...")
+    raise ValueError(
+        f"unknown network {config.name!r}: write one of {', '.join(NETWORKS)}, mlp, torchvision/..., timm/..."
+    )
 
 
 def build_member(config: NetworkConfig, member: int) -> Network:

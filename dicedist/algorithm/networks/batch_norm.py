@@ -1,9 +1,11 @@
 """Batch normalisation over the whole batch of a member whose replicas each see a share of it.
 
-torch's SyncBatchNorm does the same on GPUs only; this one runs anywhere, so it can be compared with a single process.
+torch's SyncBatchNorm does the same on GPUs only, and is used there; this one runs anywhere, so that replicas can be
+compared with a single process.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,19 +38,19 @@ class SyncBatchNorm(nn.Module):
         values = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         others = [dim for dim in range(values.dim()) if dim != 1]
         here = values.new_full((1,), values.numel() // values.shape[1])
-        sums = self.total(torch.cat([values.sum(others), values.square().sum(others), here]))
+        sums = self.total(torch.cat([values.sum(others), here]))
         channels = values.shape[1]
-        count = sums[-1].detach()
-        mean_C, square_C = (sums[:-1] / count).split(channels)
-        variance_C = (square_C - mean_C.square()).clamp_min(0)
+        count, mean_C = sums[-1].detach(), sums[:-1] / sums[-1].detach()
+        shape = [1, channels] + [1] * (values.dim() - 2)
+        centred = values - mean_C.view(shape)
+        # In two passes: the mean of squares minus the square of the mean cancels where the mean is large.
+        variance_C = self.total(centred.square().sum(others)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean_C, self.momentum)
             self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
-        shape = [1, channels] + [1] * (values.dim() - 2)
         scale_C = self.weight * (variance_C + norm.eps).rsqrt()
-        shift_C = self.bias - mean_C * scale_C
-        return (values * scale_C.view(shape) + shift_C.view(shape)).to(inputs.dtype)
+        return (centred * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
 
 
 def synchronise(module: nn.Module, total: Total) -> None:
@@ -63,3 +65,17 @@ def synchronise(module: nn.Module, total: Total) -> None:
                 f"ensemble.sync_batch_norm=true needs batch norms with weights, running statistics and momentum, and "
                 f"{child} lacks one of them: leave it out, or write ensemble.replicas=1"
             )
+
+
+@contextlib.contextmanager
+def statistics_untouched(module: nn.Module) -> Iterator[None]:
+    """Inside the context, batch norms normalise as they do in training, and their running statistics stay."""
+    norms = [child for child in module.modules() if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, counter) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, counter

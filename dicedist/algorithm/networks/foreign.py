@@ -1,35 +1,44 @@
 """Networks written elsewhere: torchvision's and timm's by name, the user's own class by its import path."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-from dicedist.algorithm.networks.network import Network
+from dicedist.algorithm.networks.layers import layers
+from dicedist.algorithm.networks.network import Inputs, Network, Origin
+from dicedist.algorithm.networks.split import cut, split_points, width_of
 
 
 class Unsplit(Network):
     """A network without a split point. It can be a net but not a branch: asking for its trunk raises an error."""
 
-    def __init__(self, body: nn.Module, feature_dim: int, name: str) -> None:
+    def __init__(self, body: nn.Module, feature_dim: int, name: str, origin: Origin | None = None) -> None:
         nn.Module.__init__(self)
         self.body = body
+        self.projection = None
         self.feature_dim = feature_dim
         self.name = name
+        self.origin = origin or Origin()
 
     def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.body(images_BCHW), None
+        return self.projected(self.body(images_BCHW)), None
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in ("trunk", "tail", "trunk_dim"):
+            points = f"network.split={' | '.join(split_points(self.body))}, or " if self.origin.library else ""
             raise ValueError(
-                f"{self.name} has no split point: write structure=net (and a method without gate), or a "
+                f"{self.name} has no split point: write {points}structure=net (and a method without gate), or a "
                 "network._target_ with trunk, tail and trunk_dim"
             )
         return super().__getattr__(attribute)
 
+    def published_name(self, name: str) -> str:
+        return name.partition(".")[2]  # without body
 
-def from_torchvision(name: str) -> Network:
+
+def from_torchvision(name: str, split: str | None = None) -> Network:
     from torchvision import models
 
     if name not in models.list_models(module=models):
@@ -42,18 +51,53 @@ def from_torchvision(name: str) -> Network:
         )
     feature_dim = model.get_submodule(dense[-1]).in_features
     model.set_submodule(dense[-1], nn.Identity())
-    return Unsplit(model, feature_dim, f"torchvision/{name}")
+    shown = models.get_model_weights(name).DEFAULT.transforms()
+    inputs = Inputs(colours(shown.mean), colours(shown.std), shown.crop_size[0])
+    return halved(
+        model, feature_dim, f"torchvision/{name}", split, Origin("torchvision", (dense[-1],), inputs, layers(model))
+    )
 
 
-def from_timm(name: str) -> Network:
+def from_timm(name: str, split: str | None = None) -> Network:
     try:
         timm = import_module("timm")
     except ImportError as error:
-        raise ValueError(f"timm/{name} needs timm: pip install timm") from error
+        raise ValueError(f"timm/{name} needs timm: pip install 'dicedist[timm]'") from error
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}: timm.list_models() names them")
     model = timm.create_model(name, pretrained=False, num_classes=0)
-    return Unsplit(model, getattr(model, "head_hidden_size", model.num_features), f"timm/{name}")
+    about: Mapping[str, Any] = model.pretrained_cfg
+    spared: Collection[str] = getattr(model, "no_weight_decay", set)()
+    head = about.get("classifier") or ()
+    origin = Origin(
+        "timm",
+        (head,) if isinstance(head, str) else tuple(head),
+        Inputs(colours(about["mean"]), colours(about["std"]), about["input_size"][-1]),
+        layers(model),
+        frozenset(spared),
+    )
+    width, opaque = getattr(model, "head_hidden_size", model.num_features), timm.models.get_notrace_functions()
+    return halved(model, width, f"timm/{name}", split, origin, opaque)
+
+
+def colours(values: Sequence[float]) -> tuple[float, float, float]:
+    red, green, blue = values
+    return red, green, blue
+
+
+def halved(
+    model: nn.Module,
+    feature_dim: int,
+    name: str,
+    split: str | None,
+    origin: Origin,
+    opaque: Collection[Callable[..., Any]] = (),
+) -> Network:
+    if split is None:
+        return Unsplit(model, feature_dim, name, origin)
+    assert origin.inputs is not None
+    trunk, tail = cut(model, split, name, opaque)
+    return Network(trunk, tail, feature_dim, width_of(trunk, origin.inputs.size), origin)
 
 
 def from_target(target: str, trusted: bool) -> Network:

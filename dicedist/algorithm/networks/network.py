@@ -1,20 +1,49 @@
 """The shape of every network: a trunk that branches may share, then the member's own tail, which ends in features."""
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
+
+from dicedist.algorithm.networks.layers import Layers, layers
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images that a network's published weights were trained on: scaled to 0..1, then normalised."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    size: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a network that was written elsewhere."""
+
+    library: str = ""  # torchvision, timm; empty: the network is ours, or the user's
+    head: tuple[str, ...] = ()  # where the classifier was, which published weights still have
+    inputs: Inputs | None = None
+    layers: Layers = ()  # by its published names, before it was split
+    undecayed: frozenset[str] = frozenset()  # parameters that must not decay, beside norms and biases
 
 
 class Network(nn.Module):
-    """Maps images [B, 3, H, W] to features [B, feature_dim]; the classifier belongs to the member.
+    """Maps images [B, 3, H, W] or vectors [B, V] to features [B, feature_dim]; the classifier belongs to the member.
 
-    The trunk's output is [B, trunk_dim, h, w]. Several tails may read it, so a tail must not write to it in place.
+    The trunk's output is [B, trunk_dim, h, w], [B, trunk_dim] of vectors, or of another shape, with trunk_dim 0.
+    Several tails may read it, so a tail must not write to it in place.
     """
 
-    def __init__(self, trunk: nn.Module, tail: nn.Module, feature_dim: int, trunk_dim: int) -> None:
+    def __init__(
+        self, trunk: nn.Module, tail: nn.Module, feature_dim: int, trunk_dim: int, origin: Origin | None = None
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.tail = tail
+        self.projection: nn.Module | None = None
         self.feature_dim = feature_dim
         self.trunk_dim = trunk_dim
+        self.origin = origin or Origin()
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.read(images_BCHW)[0]
@@ -22,11 +51,40 @@ class Network(nn.Module):
     def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """The features, and the trunk's output that they were read from."""
         shared_BCHW = self.trunk(images_BCHW)
-        return self.tail(shared_BCHW), shared_BCHW
+        return self.projected(self.tail(shared_BCHW)), shared_BCHW
+
+    def projected(self, features_BD: Tensor) -> Tensor:
+        return features_BD if self.projection is None else self.projection(features_BD)
 
     def branch(self) -> "Network":
         """The member's own part when the trunk is shared: a network that reads the trunk's output."""
-        return Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim)
+        own = Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim, self.origin)
+        own.projection = self.projection
+        return own
+
+    def layers(self) -> list[list[str]]:
+        """The names of its parameters, layer by layer; the projection is none of them."""
+        names = [name for name, _ in self.named_parameters() if not name.startswith("projection.")]
+        if not self.origin.library:
+            return [kept for layer in layers(self) if (kept := [name for name in layer if name in names])]
+        ours = {self.published_name(name): name for name in names}
+        return [kept for layer in self.origin.layers if (kept := [ours[name] for name in layer if name in ours])]
+
+    def published_name(self, name: str) -> str:
+        """The name of a tensor in weights of this network that were saved elsewhere: a library knows no halves."""
+        return name.partition(".")[2] if self.origin.library else name
+
+    def no_weight_decay(self) -> set[str]:
+        """As timm's networks say it of themselves."""
+        return {name for name, _ in self.named_parameters() if self.published_name(name) in self.origin.undecayed}
+
+
+def project(network: Network, feature_dim: int) -> None:
+    """Put a dense layer and a norm behind the features, so that there are feature_dim of them."""
+    has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    norm = nn.BatchNorm1d(feature_dim) if has_batch_norm else nn.LayerNorm(feature_dim)
+    network.projection = nn.Sequential(nn.Linear(network.feature_dim, feature_dim), norm)
+    network.feature_dim = feature_dim
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

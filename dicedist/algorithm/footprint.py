@@ -1,0 +1,46 @@
+"""How much memory the parts of a rank take before any image: weights, gradients, the states of optimisers, averages."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from dicedist.algorithm.build import build_adversary, weightless
+from dicedist.algorithm.member import Member
+from dicedist.algorithm.objectives import Method
+from dicedist.config.schema import Config, OptimizerConfig
+
+FLOAT = torch.float32.itemsize
+OF_W = 3  # weights, gradients, RMSProp's mean square
+
+
+def footprint(
+    config: Config, method: Method, members: Sequence[int], hosts_discriminator: bool, num_classes: int
+) -> dict[str, int]:
+    """Bytes by kind of part. Nothing is allocated."""
+    size = config.num_members
+    networks = weightless(config, size)
+    branches = config.structure == "branch"
+    with torch.device("meta"):
+        hosted = [
+            Member(networks[member].branch() if branches else networks[member], num_classes, rows)
+            for rows in [method.prior_rows(num_classes)]
+            for member in members
+        ]
+        needed = {"members": sum(bytes_of(member, config.optimizer) for member in hosted)}
+        if branches and members:
+            needed["trunk"] = bytes_of(networks[0].trunk, config.optimizer)
+        if hosts_discriminator:
+            w = build_adversary(config, method, size, num_classes)
+            kept = config.redundancy.memory * num_classes + 1 + config.batch_size
+            width = max(networks[member].feature_dim for member in method.compared(size))
+            needed["w"] = OF_W * FLOAT * sum(parameter.numel() for parameter in w.parameters())
+            needed["class memory"] = 2 * FLOAT * len(method.compared(size)) * kept * width  # means and scales
+    return {name: size for name, size in needed.items() if size}
+
+
+def bytes_of(module: nn.Module, settings: OptimizerConfig) -> int:
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    learning = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    states = (settings.momentum > 0) if settings.name == "sgd" else 2
+    return FLOAT * (weights * (1 + (settings.ema is not None)) + learning * (1 + states))

@@ -1,0 +1,64 @@
+"""What members are asked to predict: labels, smoothed, weighted by class, or those of two mixed inputs.
+
+Legend: B inputs, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.config.schema import LossConfig
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Settings of the config's group loss, with the class weights as numbers."""
+
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    weights_K: Tensor | None = None
+
+    @classmethod
+    def of(cls, config: LossConfig, counts: Sequence[int], device: torch.device) -> Self:
+        """counts: training inputs of each class."""
+        given = config.class_weights
+        if given == "balanced":
+            given = [sum(counts) / (len(counts) * count) for count in counts]
+        if given is not None and len(given) != len(counts):
+            raise ValueError(
+                f"loss.class_weights has {len(given)} numbers for {len(counts)} classes: write one for each"
+            )
+        weights_K = None if given is None else torch.tensor(given, dtype=torch.float32, device=device)
+        return cls(config.label_smoothing, config.mixup, config.cutmix, weights_K)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Of a mixed input, `labels_B` has its own share, at least a half; the rest belongs to `others_B`."""
+
+    labels_B: Tensor
+    others_B: Tensor | None = None
+    own: float = 1.0
+    smoothing: float = 0.0
+    weights_K: Tensor | None = None
+
+    def expected(self, value: Callable[[Tensor], Tensor]) -> Tensor:
+        """A value of labels [B], in expectation over the two labels of mixed inputs."""
+        if self.others_B is None:
+            return value(self.labels_B)
+        return self.own * value(self.labels_B) + (1.0 - self.own) * value(self.others_B)
+
+    def cross_entropy(self, logits_BK: Tensor) -> Tensor:
+        """The mean over inputs. With class weights too: torch would divide by the weights that happen to be in B."""
+        if self.weights_K is None:
+            return self.expected(lambda labels_B: F.cross_entropy(logits_BK, labels_B, label_smoothing=self.smoothing))
+        return self.expected(
+            lambda labels_B: F.cross_entropy(
+                logits_BK, labels_B, self.weights_K, label_smoothing=self.smoothing, reduction="none"
+            ).mean()
+        )

@@ -1,0 +1,188 @@
+"""The weights that members begin with: read and loaded when a run begins, and never again.
+
+A checkpoint has all weights, so what continues, evaluates or exports a run needs neither these files nor a network.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dicedist.algorithm.build import weightless
+from dicedist.algorithm.networks import Network
+from dicedist.algorithm.parts import Hosted
+from dicedist.config.schema import Config
+from dicedist.data.sources import Source
+
+Weights = dict[str, Tensor]  # by the names of the library, or of the network's own state dict
+PICKLED = (".bin", ".pt", ".pth")
+WRAPPED = ("state_dict", "model")  # where training scripts keep a state dict in their files
+LISTED = 3  # names of tensors in a message
+
+
+def choices(config: Config) -> list[Any]:
+    """For each member: null, true or a file."""
+    given, size = config.network.pretrained, config.num_members
+    if isinstance(given, list) and len(given) != size:
+        raise ValueError(f"network.pretrained names {len(given)} weights for {size} members: name one for each")
+    chosen = given if isinstance(given, list) else [given] * size
+    for each in chosen:
+        if not (each is None or isinstance(each, bool | str)):
+            raise ValueError(f"network.pretrained={each}: write true, null, a file, or a list of these")
+    return [None if each is False else each for each in chosen]
+
+
+def is_pretrained(config: Config) -> bool:
+    return any(each is not None for each in choices(config))
+
+
+class Pretrained:
+    """The weights of a run's members, read as they are asked for; what members share is read once."""
+
+    def __init__(self, config: Config):
+        self.config, self.chosen = config, choices(config)
+        self.names = config.network.per_member or [config.network.name] * config.num_members
+        self.read: dict[tuple[str, Any], tuple[Weights, str]] = {}
+
+    def digests(self) -> list[str] | None:
+        """sha256 by member, empty for random weights; None if all are random."""
+        if not any(each is not None for each in self.chosen):
+            return None
+        return ["" if each is None else self.of(member)[1] for member, each in enumerate(self.chosen)]
+
+    def of(self, member: int) -> tuple[Weights, str]:
+        """The weights of a member that fit its network, and their sha256."""
+        key = (self.names[member], self.chosen[member])
+        if key not in self.read:
+            weights = published(key[0]) if key[1] is True else saved(Path(key[1]))
+            network = weightless(self.config, self.config.num_members)[member]
+            refuse_another(weights, network, f"the weights of {key[0]}" if key[1] is True else str(key[1]))
+            self.read[key] = weights, digest(weights)
+        return self.read[key]
+
+    def load(self, hosted: Hosted, expected: list[str], host: str) -> None:
+        """Into the members hosted here and their trunk, which begins as that of member 0."""
+        network = weightless(self.config, self.config.num_members)
+        for member in hosted.members:
+            if self.chosen[member] is not None:
+                fill(hosted.member(member).encoder, network[member], self.checked(member, expected, host))
+        if hosted.trunk is not None and self.chosen[0] is not None:
+            whole = network[0]
+            named = {f"trunk.{name}" for name in hosted.trunk.module.state_dict()}
+            weights = self.checked(0, expected, host)
+            hosted.trunk.module.load_state_dict(
+                {name.removeprefix("trunk."): weights[whole.published_name(name)] for name in named}
+            )
+
+    def checked(self, member: int, expected: list[str], host: str) -> Weights:
+        weights, sha256 = self.of(member)
+        if sha256 != expected[member]:
+            raise ValueError(
+                f"the pretrained weights of member {member} on {host} are not those of rank 0 "
+                f"({sha256[:10]}, {expected[member][:10]}): give all nodes the same file"
+            )
+        return weights
+
+
+def fill(encoder: Network, whole: Network, weights: Weights) -> None:
+    """Everything but a projection, and in branches the trunk, which is not the encoder's."""
+    own = {name: value for name, value in encoder.state_dict().items() if not name.startswith("projection.")}
+    found = {name: weights[whole.published_name(name)] for name in own}
+    encoder.load_state_dict(found, strict=False)
+
+
+def published(name: str) -> Weights:
+    """What torchvision or timm offers under this name: from its cache, or downloaded into it."""
+    library, _, model = name.partition("/")
+    try:
+        if library == "timm":
+            return import_module("timm").create_model(model, pretrained=True, num_classes=0).state_dict()
+        if library == "torchvision":
+            return import_module("torchvision").models.get_model(model, weights="DEFAULT").state_dict()
+    except Exception as error:  # of the network, the hub, the disk: each library has its own
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise ValueError(
+            f"the weights of {name} could not be had ({reason}): without a network, write network.pretrained=FILE"
+        ) from error
+    raise ValueError(f"network.pretrained=true: nobody publishes weights of {name}, write network.pretrained=FILE")
+
+
+def saved(path: Path) -> Weights:
+    """A state dict. No code in the file is run."""
+    if not path.is_file():
+        raise ValueError(f"network.pretrained={path}: there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.suffix in PICKLED:
+            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+            found = next((found[key] for key in WRAPPED if isinstance(found.get(key), Mapping)), found)
+            if all(isinstance(value, Tensor) for value in found.values()):
+                return dict(found)
+            raise ValueError("it holds more than tensors")
+    except Exception as error:  # torch.load raises anything for a damaged file, or for one with code in it
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        kind = "safetensors" if isinstance(error, SafetensorError) else "a state dict"
+        raise ValueError(f"{path} is not {kind} that can be read ({reason})") from error
+    raise ValueError(f"network.pretrained={path}: write a file that ends in .safetensors or {', '.join(PICKLED)}")
+
+
+def refuse_another(weights: Weights, network: Network, origin: str) -> None:
+    """The weights must have every tensor of the network and, but for the head, no other."""
+    wanted = {
+        network.published_name(name): tuple(value.shape)
+        for name, value in network.state_dict().items()
+        if not name.startswith("projection.")
+    }
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    heads = tuple(f"{path}." for path in network.origin.head)
+    faults = {
+        "lacks": [name for name in wanted if name not in shapes],
+        "has another shape in": [
+            f"{name} {list(shapes[name])} for {list(shape)}"
+            for name, shape in wanted.items()
+            if shapes.get(name, shape) != shape
+        ],
+        "has besides": [name for name in shapes if name not in wanted and not name.startswith(heads or ("\0",))],
+    }
+    told = [f"it {what} {listed(names)}" for what, names in faults.items() if names]
+    if told:
+        raise ValueError(f"{origin} is of another architecture: {'; '.join(told)}")
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def digest(weights: Weights) -> str:
+    """sha256 of names, types, shapes and values: the same for a file in any format."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().contiguous()
+        total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def normalised_as_published(source: Source, config: Config) -> Source:
+    """Pretrained members see images normalised as those that their weights were trained on."""
+    if not is_pretrained(config):
+        return source
+    members = weightless(config, config.num_members)
+    pairs = zip(members, choices(config), strict=True)
+    known = {network.origin.inputs for network, chosen in pairs if chosen is not None} - {None}
+    if len({(inputs.mean, inputs.std) for inputs in known if inputs}) > 1:
+        raise ValueError(
+            "the pretrained members were trained on images normalised in different ways, and all members see the same: "
+            "choose networks of one family"
+        )
+    inputs = next(iter(known), None)
+    return source if inputs is None else replace(source, mean=inputs.mean, std=inputs.std)

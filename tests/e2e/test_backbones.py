@@ -1,0 +1,62 @@
+"""Photographs of 224 pixels from the command line: five ranks, published networks, prediction and export."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+CLASSES = ("cat", "dog", "owl")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Gradients with noise, each class of another colour, of the sizes that cameras make."""
+    folder, draws = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 3)):
+        for colour, name in enumerate(CLASSES):
+            (folder / split / name).mkdir(parents=True)
+            for n in range(count):
+                height, width = draws.integers(240, 400, 2)
+                image = draws.normal(90, 25, (height, width, 3)) + np.linspace(0, 40, width)[None, :, None]
+                image[..., colour] += 70
+                Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{n}.jpg")
+    return folder
+
+
+def dicedist(folder, *words):
+    command = [sys.executable, "-m", "dicedist", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "timm/vit_tiny_patch16_224"])
+def test_photographs_from_training_to_export(tmp_path, photos, name):
+    library, model = name.split("/")
+    torch.manual_seed(0)
+    if library == "timm":
+        network = pytest.importorskip("timm").create_model(model)
+    else:
+        from torchvision import models
+
+        network = models.get_model(model)
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    said = dicedist(
+        tmp_path, "train", "--nproc", "5", "recipe=finetune", f"network={name}", "data=folder", f"data.root={photos}",
+        "network.pretrained=weights.safetensors", "batch_size=6", "max_steps=2", "data.val_fraction=0.2",
+        "tracking=none", "run.name=photos",
+    )  # fmt: skip
+    assert "a rank's weights, gradients and states take at most members" in said and "done: runs/photos" in said
+    for format in ("pt2", "onnx"):
+        told = dicedist(tmp_path, "export", "run=runs/photos", f"format={format}")
+        assert "the networks on test images of folder" in told
+    lines = dicedist(tmp_path, "predict", "run=runs/photos", str(photos / "test"), "format=jsonl").splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(rows) == 9 and {row["label"] for row in rows} <= set(CLASSES)
