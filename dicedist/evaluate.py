@@ -5,6 +5,7 @@ Examples:
     python -m dicedist.evaluate run=runs/NAME members=[0,2]            some of its members
     python -m dicedist.evaluate run=runs/NAME average=probabilities folds=5
     python -m dicedist.evaluate run=runs/NAME estimator=fresh          redundancy by a new estimator, to compare runs
+    python -m dicedist.evaluate run=runs/NAME ood.sets.mine=photos/    another OOD set; ood.sets.mine=none drops it
     python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N]
     torchrun --nproc_per_node=4 -m dicedist.evaluate run=runs/NAME     members dealt over ranks
 """

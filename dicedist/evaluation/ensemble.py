@@ -1,18 +1,18 @@
-"""The ensemble for inference: images in, predictions out. Built from a run or from an exported file alone.
+"""The ensemble for inference: images or vectors in, predictions out. From a run, an exported file, or own networks.
 
 It holds only what inference needs: the members without bottleneck, and the discriminator w without its memory.
 
-Legend: M members, N inputs, H rows, W columns, C colours, D features, K classes, P pairs of members.
+Legend: M members, N inputs, H rows, W columns, C colours, D features, K classes, P pairs of members,
+V values of a vector.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -20,98 +20,212 @@ from dicedist import metrics
 from dicedist.algorithm import networks
 from dicedist.algorithm.discriminator import PairClassifier
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import Method
-from dicedist.config.schema import AVERAGES, Config, NetworkConfig
-from dicedist.console.lines import warn
-from dicedist.data import sources
-from dicedist.evaluation.members import members_or_student
-from dicedist.runs.checkpoint import WEIGHTS, Checkpoint
-from dicedist.runs.run import Run
+from dicedist.config.schema import NetworkConfig
+from dicedist.evaluation import inputs
+from dicedist.evaluation.about import VECTORS, About
+from dicedist.evaluation.answers import Prediction
+from dicedist.evaluation.calibration import decisions
 
 IMAGES = ("uint8", "float")
-PREPARATION = "the short side is scaled to `size` by bilinear interpolation, and the middle square is taken"
-
-
-@dataclass(frozen=True)
-class About:
-    """Everything about an ensemble except its weights, in types that JSON can hold."""
-
-    run: str
-    step: int
-    members: list[int]  # their numbers in the run
-    networks: list[str]  # one per member
-    target: str | None  # the user's own network class, used for all members
-    trunk: str | None  # the network whose trunk the branches share
-    compared: list[int]  # indices into `members` of those that w compares; empty: there is no w
-    conditional: bool  # whether w is told the class
-    class_names: list[str]
-    mean: list[float]  # of images scaled to 0..1
-    std: list[float]
-    size: int
-    images: str  # uint8 [N, H, W, 3] | float [N, 3, H, W] in 0..1
-    average: str  # logits | probabilities
-    temperature: float
-    preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
+BATCH = 256
 
 
 class Ensemble(nn.Module):
+    """Members that predict together, and say how sure they are.
+
+    `Ensemble.load` opens a run or an exported file, `Ensemble.from_members` takes networks that were trained
+    elsewhere. `ensemble.to("cuda")` moves it; `ensemble[0]` and `ensemble[[0, 2]]` are ensembles of some members.
+
+    Examples:
+        >>> members = [nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)) for _ in range(3)]
+        >>> ensemble = Ensemble.from_members(members, ["cat", "dog"], size=8)
+        >>> answers = ensemble.predict(torch.rand(4, 3, 8, 8))  # or PIL images, arrays, paths, a folder
+        >>> len(answers.names), len(ensemble[[0, 2]])
+        (4, 2)
+    """
+
     scale_C11: Tensor
     shift_C11: Tensor
     pairs_2P: Tensor
     compared_P2: Tensor
 
-    def __init__(self, about: About, trusted: bool = False):
+    def __init__(
+        self, about: About, trunk: nn.Module, encoders: Sequence[nn.Module], classifiers: Sequence[nn.Module]
+    ) -> None:
         super().__init__()
         self.about = about
-        whole = [self.network(name, trusted) for name in about.networks]
-        encoders = whole if about.trunk is None else [network.branch() for network in whole]
-        self.trunk = nn.Identity() if about.trunk is None else self.network(about.trunk, trusted).trunk
-        self.encoders = nn.ModuleList(encoders)
-        num_classes = len(about.class_names)
-        self.classifiers = nn.ModuleList(nn.Linear(encoder.feature_dim, num_classes) for encoder in encoders)
-        self.feature_dim = max((encoders[place].feature_dim for place in about.compared), default=0)  # that w reads
+        self.trunk, self.encoders, self.classifiers = trunk, nn.ModuleList(encoders), nn.ModuleList(classifiers)
+        self.feature_dim = max((width(encoders[place]) for place in about.compared), default=0)  # that w reads
         self.w = None
         if about.compared:
-            told_classes = num_classes if about.conditional else 1
+            told_classes = len(about.class_names) if about.conditional else 1
             self.w = PairClassifier(len(about.compared), self.feature_dim, told_classes)
-        std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(-1, 1, 1) for x in (about.std, about.mean))
+        each = (-1,) if about.images == VECTORS else (-1, 1, 1)
+        std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1
         self.constant("scale_C11", (1 / (brightest * std_C11)).float())
         self.constant("shift_C11", (-mean_C11 / std_C11).float())
-        self.constant("pairs_2P", torch.triu_indices(len(whole), len(whole), offset=1))
+        self.constant("pairs_2P", torch.triu_indices(len(encoders), len(encoders), offset=1))
         self.constant("compared_P2", torch.combinations(torch.arange(len(about.compared))))
         self.eval().requires_grad_(False)
 
-    def network(self, name: str, trusted: bool) -> Network:
-        return networks.build(NetworkConfig(name, self.about.target, trusted, per_member=None))
+    @staticmethod
+    def load(
+        source: str | Path,
+        members: Sequence[int] | str | None = None,
+        average: str | None = None,
+        images: str = "uint8",
+        trusted: bool = False,
+    ) -> "Ensemble":
+        """The ensemble of a run (its last checkpoint), or of a file that `dicedist export` wrote as safetensors or pt2.
+
+        members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
+        "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
+        the code of a network class of one's own, which the run only names.
+        """
+        path = Path(source)
+        if path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
+            from dicedist.evaluation.loading import load_ensemble
+
+            return load_ensemble(path, listed(members), average, images, trusted)
+        from dicedist.evaluation.formats import read
+
+        ensemble = read(path, trusted)
+        if average not in (None, ensemble.about.average) or images not in ("uint8", ensemble.about.images):
+            raise ValueError(f"{path} was exported with its own average and images: leave these out, or load the run")
+        return ensemble if members is None else ensemble[ensemble.places(listed(members))]
+
+    @classmethod
+    def from_members(
+        cls,
+        members: Iterable[nn.Module],
+        class_names: Sequence[str] | int,
+        size: int,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        average: str = "probabilities",
+        temperature: float = 1.0,
+    ) -> "Ensemble":
+        """An ensemble of networks that were trained elsewhere, of which it keeps copies.
+
+        Each maps images [N, 3, size, size], scaled to 0..1 and then normalised by mean and std, to logits [N, K].
+        class_names may be the number of classes. Without a discriminator, the OOD score is the largest probability.
+        """
+        copies = [copy.deepcopy(member) for member in members]
+        names = [str(label) for label in range(class_names)] if isinstance(class_names, int) else list(class_names)
+        about = About(
+            run="", step=0, members=list(range(len(copies))), networks=[type(member).__name__ for member in copies],
+            target=None, trunk=None, compared=[], conditional=False, class_names=names, mean=list(mean), std=list(std),
+            size=size, images="uint8", average=average, temperature=temperature,
+        )  # fmt: skip
+        ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies])
+        ensemble.refuse_misfits()
+        return ensemble
+
+    def refuse_misfits(self) -> None:
+        about, wanted = self.about, [2, len(self.about.class_names)]
+        if not self.encoders:
+            raise ValueError("there is no member in the list: give at least one network")
+        if about.average not in ("logits", "probabilities"):
+            raise ValueError(f"average={about.average}: write logits or probabilities")
+        if not about.temperature > 0:
+            raise ValueError(f"temperature={about.temperature}: write a number above 0")
+        black = torch.zeros(2, 3, about.size, about.size, device=next(self.encoders.parameters()).device)
+        for number, member in enumerate(self.encoders):
+            shape = list(member(black).shape)
+            if shape != wanted:
+                raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
+
+    def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
+        """What the ensemble makes of images: PIL images, arrays, tensors or paths, one or a list of them, or a folder.
+
+        Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
+        are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
+        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it.
+        """
+        with torch.inference_mode():
+            prepared = inputs.batches(images, self.about, batch_size)
+            return Prediction.of(self.about, [self.answer(batch.to(self.device)) for batch in prepared])
+
+    def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
+        """For each member, the features [N, D] that its classifier reads; images as in `predict`."""
+        if any(isinstance(classifier, nn.Identity) for classifier in self.classifiers):
+            raise ValueError("networks of one's own give logits only: their features are known to themselves")
+        with torch.inference_mode():
+            prepared = inputs.batches(images, self.about, batch_size)
+            read = [self.encode(batch.to(self.device)) for batch in prepared]
+        return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
+
+    @property
+    def device(self) -> torch.device:
+        return self.scale_C11.device
+
+    def __len__(self) -> int:
+        return len(self.about.members)
+
+    def __getitem__(self, index: int | slice | Sequence[int]) -> "Ensemble":
+        """Some of the members, by their places in this ensemble; they share its weights, and have no temperature."""
+        chosen = range(len(self))[index] if isinstance(index, (int, slice)) else list(index)
+        places = [chosen] if isinstance(chosen, int) else list(chosen)
+        if not places or len(set(places)) < len(places) or not set(places) <= set(range(len(self))):
+            raise ValueError(f"members {places}: the ensemble has places 0 to {len(self) - 1}, name some once each")
+        about = self.about.of(places)
+        encoders, classifiers = ([modules[place] for place in places] for modules in (self.encoders, self.classifiers))
+        part = Ensemble(about, self.trunk, encoders, classifiers).to(self.device)
+        if part.w is not None and self.w is not None:
+            slots = [self.about.compared.index(places[new]) for new in about.compared]
+            weights = dict(self.w.state_dict())
+            weights["slots_MDH"] = weights["slots_MDH"][slots, : part.feature_dim]
+            part.w.load_state_dict(weights)
+        return part
+
+    def places(self, members: Any) -> list[int]:
+        """Where the run's members of these numbers stand in this ensemble."""
+        known = self.about.members
+        if not isinstance(members, list) or not set(members) <= set(known):
+            raise ValueError(f"members={members}: the file holds the members {known}, name some of them")
+        return [known.index(number) for number in members]
 
     def constant(self, name: str, value: Tensor) -> None:
         """A tensor that moves with the module but is not one of its weights."""
         self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """label: the class [N]; probabilities: those of the ensemble [N, K]; and for each input, from 0 to 1:
+        """label: the class [N]; probabilities: those of the ensemble [N, K]; member_logits [N, M, K]; for each input:
         disagreement: the share of pairs of members that predict different classes; 0 for a single member
         confidence: the largest probability after temperature scaling
+        entropy, mutual_information: in nats, the whole uncertainty, and the members' disagreement
         ood_score: high means in distribution. The largest probability for logits times mean(1 - w), "DICE x w" in
             the evaluation; without w, the largest probability.
+        member_labels [N, M]; and where the ensemble is calibrated, what `decisions` adds
         """
         if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
             self.refuse_unfit(images)
-        inputs = self.trunk(self.normalise(images))
-        means = [encoder(inputs) for encoder in self.encoders]
+        return self.answer(images)
+
+    def answer(self, images: Tensor) -> dict[str, Tensor]:
+        means = self.encode(images)
         heads = zip(self.classifiers, means, strict=True)
         logits_MNK = torch.stack([classifier(mean_ND) for classifier, mean_ND in heads])
         logits_NK = metrics.ensemble_logits(logits_MNK, self.about.average)
         label_N = logits_NK.argmax(1)
         share_N1 = self.independence(means, label_N)[:, None] if self.w is not None else 1.0
-        return {
+        answers = {
             "label": label_N,
             "probabilities": logits_NK.softmax(1).float(),
+            "member_logits": logits_MNK.transpose(0, 1).float(),
+            "member_labels": logits_MNK.argmax(2).transpose(0, 1),
             "disagreement": self.disagreement(logits_MNK.argmax(2)),
             "confidence": largest(logits_NK / self.about.temperature),
+            "entropy": metrics.entropy(logits_NK.log_softmax(1)).float(),
+            "mutual_information": metrics.entropies(logits_MNK)["mutual_information"].float(),
             "ood_score": largest(logits_NK * share_N1),
         }
+        return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
+
+    def encode(self, images: Tensor) -> list[Tensor]:
+        shared = self.trunk(self.normalise(images))
+        return [encoder(shared) for encoder in self.encoders]
 
     def refuse_unfit(self, images: Tensor) -> None:
         """Images of another type, size or range would be answered, and wrongly."""
@@ -119,6 +233,9 @@ class Ensemble(nn.Module):
             raise ValueError(
                 f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)"
             )
+        if self.about.images == VECTORS:
+            inputs.refuse_unfit_vectors(images, self.about)
+            return
         about, size, is_uint8 = self.about, self.about.size, self.about.images == "uint8"
         layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
         fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
@@ -152,110 +269,37 @@ class Ensemble(nn.Module):
         classes_N = labels_N if self.about.conditional else torch.zeros_like(labels_N)
         return self.w.independence(means_MND, classes_N, self.compared_P2)
 
-    def load(self, weights: Mapping[str, Tensor], origin: Path) -> "Ensemble":
-        try:
-            self.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError(f"{origin} is of another network, method or number of classes") from error
-        return self
+
+def build(about: About, trusted: bool) -> Ensemble:
+    """The networks that an ensemble names, with weights of no meaning."""
+
+    def network(name: str) -> Network:
+        named = NetworkConfig(name, about.target, trusted, per_member=None)
+        return networks.build(replace(named, **(about.options or {})))
+
+    whole = [network(name) for name in about.networks]
+    encoders = whole if about.trunk is None else [member.branch() for member in whole]
+    trunk = nn.Identity() if about.trunk is None else network(about.trunk).trunk
+    classifiers = [nn.Linear(encoder.feature_dim, len(about.class_names)) for encoder in encoders]
+    return Ensemble(about, trunk, encoders, classifiers)
+
+
+def filled(ensemble: Ensemble, weights: Mapping[str, Tensor], origin: Path) -> Ensemble:
+    try:
+        ensemble.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{origin} is of another network, method or number of classes") from error
+    return ensemble
 
 
 def largest(logits_NK: Tensor) -> Tensor:
     return logits_NK.softmax(1).amax(1).float()
 
 
-def load_ensemble(
-    run: Run | str | Path,
-    members: Any = None,
-    average: str | None = None,
-    images: str = "uint8",
-    trusted: bool = False,
-    tell: Callable[[str], None] = warn,
-) -> Ensemble:
-    """Loads the last intact checkpoint of a run; the images that it was trained on are not needed.
-
-    members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
-    """
-    run = run if isinstance(run, Run) else Run.open(run)
-    found, config = run.checkpoint(), run.config()
-    size, method = config.num_members, Method(config.method)
-    chosen = members_or_student(members, method, size)
-    average = average or config.evaluate.average
-    for name, value, known in (("images", images, IMAGES), ("average", average, AVERAGES)):
-        if value not in known:
-            raise ValueError(f"{name}={value}: write {' or '.join(known)}")
-    names = config.network.per_member or [config.network.name] * size
-    known_to_w = method.compared(size) if method.adversarial is not None else ()
-    compared = [place for place, number in enumerate(chosen) if number in known_to_w]
-    about = About(
-        run=run.name,
-        step=found.step,
-        members=chosen,
-        networks=[names[number] for number in chosen],
-        target=None if config.network.per_member else config.network._target_,
-        trunk=names[0] if config.structure == "branch" else None,
-        compared=compared if len(compared) > 1 else [],
-        conditional=method.adversarial is not None and method.adversarial.conditional,
-        size=config.data.size,
-        images=images,
-        average=average,
-        temperature=temperature(run, chosen, average, tell),
-        **inputs_and_classes(config, found),
-    )
-    ensemble = Ensemble(about, trusted)
-    return ensemble.load(weights(ensemble, found), found.path)
+def width(encoder: nn.Module) -> int:
+    assert isinstance(encoder, Network)
+    return encoder.feature_dim
 
 
-def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
-    """class_names, mean and std, from the checkpoint; an old checkpoint without them needs its images again."""
-    if "source" in found.about:
-        return dict(found.about["source"])
-    source = sources.load(replace(config.data, download=False), labels_only=True)
-    if source.data_digest != found.about["data"]:
-        raise ValueError(
-            f"{found.path} does not say how its images were normalised, and {source.name} has changed since"
-        )
-    return {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
-
-
-def temperature(run: Run, members: list[int], average: str, tell: Callable[[str], None]) -> float:
-    """The temperature of the run's evaluation; for other members or averages, fitted in the same way to its logits."""
-    try:
-        result = run.result() or {}
-        evaluated, fitted = result["member_ids"], result["ensemble_tempered"]["temperature"]
-        if (evaluated, result["average"]) != (members, average):
-            rows = [evaluated.index(number) for number in members]
-            saved = load_file(run.logits_file)
-            logits_NK = metrics.ensemble_logits(saved["logits"][rows], average)
-            fitted = metrics.split_half(logits_NK, saved["labels"], {})["temperature"]
-        return float(fitted or 1)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        tell(f"{run} holds no evaluation of these members: confidences are not calibrated (T = 1)")
-        return 1.0
-
-
-def weights(ensemble: Ensemble, found: Checkpoint) -> dict[str, Tensor]:
-    """The checkpoint's weights, by their names in the ensemble."""
-    about = ensemble.about
-    tensors: dict[str, Tensor] = {}
-    for place, number in enumerate(about.members):
-        for name, value in part_weights(found, f"member-{number}").items():
-            kind, _, rest = name.partition(".")
-            if kind in ("encoder", "classifier"):
-                tensors[f"{kind}s.{place}.{rest}"] = value
-    if about.trunk is not None:
-        tensors |= {f"trunk.{name}": value for name, value in part_weights(found, "trunk").items()}
-    if about.compared:
-        of_w = part_weights(found, "discriminator")
-        slots = [about.members[place] for place in about.compared]
-        of_w["network.slots_MDH"] = of_w["network.slots_MDH"][slots, : ensemble.feature_dim]
-        tensors |= {name.replace("network", "w", 1): x for name, x in of_w.items() if name.startswith("network.")}
-    return tensors
-
-
-def part_weights(found: Checkpoint, part: str) -> dict[str, Tensor]:
-    path = found.path / f"{part}.safetensors"
-    if path.name not in found.files:
-        raise ValueError(f"{found.path} has no {part}: it is of another method or ensemble size")
-    with safe_open(path, "pt") as file:
-        return {key.removeprefix(WEIGHTS): file.get_tensor(key) for key in file.keys() if key.startswith(WEIGHTS)}
+def listed(members: Sequence[int] | str | None) -> list[int] | str | None:
+    return members if members is None or isinstance(members, str) else list(members)

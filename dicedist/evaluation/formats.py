@@ -1,20 +1,23 @@
 """Exports an ensemble as one file (pt2, onnx or safetensors), which is loaded and checked before it gets its name."""
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
 
 from dicedist.algorithm.randomness import generator
 from dicedist.data import sources
-from dicedist.evaluation.ensemble import About, Ensemble
+from dicedist.evaluation.about import VECTORS, About, not_ours
+from dicedist.evaluation.ensemble import Ensemble, build, filled
 from dicedist.runs.checkpoint import sync
 from dicedist.runs.run import Run
 
@@ -27,17 +30,18 @@ Answers = Callable[[Tensor], Outputs]
 
 
 def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
-    """Images as the ensemble takes them, from the run's test set if available, else random; and a description."""
-    config = run.config().data
+    """Inputs as the ensemble takes them, from the run's test set if available, else random; and a description."""
+    config, kind = run.config().data, VECTORS if about.images == VECTORS else "images"
     try:
         test = sources.load(replace(config, download=False)).test
         images_NHWC = test.take(torch.arange(CHECKED_ON) % len(test))
-        described = f"test images of {config.name}"
+        described = f"test {kind} of {config.name}"
     except (ValueError, OSError):
-        draws = generator("cpu", 0, "export")
+        draws, described = generator("cpu", 0, "export"), f"random {kind}, as {config.name} is not at hand"
+        if kind == VECTORS:
+            return torch.randn(CHECKED_ON, len(about.mean), generator=draws), described
         images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
-        described = f"random images, as {config.name} is not at hand"
-    return images_NHWC if about.images == "uint8" else images_NHWC.permute(0, 3, 1, 2) / 255, described
+    return images_NHWC if about.images != "float" else images_NHWC.permute(0, 3, 1, 2) / 255, described
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:
@@ -71,11 +75,7 @@ def largest_difference(ensemble: Ensemble, answers: Answers, batches: Sequence[T
 def write_pt2(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     program = torch.export.export(ensemble, (images,), dynamic_shapes=DYNAMIC)
     program.example_inputs = None  # the file must not contain the images
-    torch.export.save(program, path, extra_files={ABOUT: as_json(ensemble.about)})
-
-
-def read_pt2(path: Path) -> Answers:
-    return torch.export.load(path).module()
+    torch.export.save(program, path, extra_files={ABOUT: ensemble.about.as_json()})
 
 
 def write_onnx(ensemble: Ensemble, path: Path, images: Tensor) -> None:
@@ -89,7 +89,7 @@ def write_onnx(ensemble: Ensemble, path: Path, images: Tensor) -> None:
         verbose=False,
     )
     assert program is not None
-    program.model.metadata_props[ABOUT] = as_json(ensemble.about)
+    program.model.metadata_props[ABOUT] = ensemble.about.as_json()
     program.save(path, external_data=False)
 
 
@@ -109,26 +109,71 @@ def read_onnx(path: Path) -> Answers:
 
 def write_safetensors(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     weights = {name: value.contiguous() for name, value in ensemble.state_dict().items()}
-    path.write_bytes(save(weights, {ABOUT: as_json(ensemble.about)}))  # other users cannot read save_file's output
+    path.write_bytes(save(weights, {ABOUT: ensemble.about.as_json()}))  # other users cannot read save_file's output
 
 
 def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
     """Reads a file of format=safetensors. trusted: may run the code of a user's own network."""
     try:
         with safe_open(path, "pt") as file:
-            about = About(**json.loads(file.metadata()[ABOUT]))
+            text = (file.metadata() or {})[ABOUT]
         weights = load_file(path)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ValueError(f"{path} is not an ensemble that dicedist.export wrote") from error
-    return Ensemble(about, trusted).load(weights, path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(not_ours(path)) from error
+    return filled(build(About.parse(text, path), trusted), weights, path)
 
 
-def as_json(about: About) -> str:
-    return json.dumps(asdict(about))
+class Program(Ensemble):
+    """The ensemble of a pt2 file: a graph that answers, without members that could be taken apart."""
+
+    def __init__(self, path: Path) -> None:
+        nn.Module.__init__(self)
+        extra = {ABOUT: ""}
+        try:
+            self.exported = torch.export.load(path, extra_files=extra)
+        except Exception as error:  # a damaged file makes torch raise anything
+            raise ValueError(not_ours(path)) from error
+        self.path, self.about = path, About.parse(extra[ABOUT], path)
+        self.graph = self.exported.module()
+        self.place = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return self.place
+
+    def to(self, device: Any) -> Self:  # type: ignore[override]
+        """To a device only: the graph has its own precision, and names devices inside, which a plain `to` leaves."""
+        self.place = torch.device(device)
+        self.exported = move_to_device_pass(self.exported, self.place)
+        self.graph = self.exported.module()
+        return self
+
+    def answer(self, images: Tensor) -> Outputs:
+        outputs: Outputs = self.graph(images)
+        if "member_labels" not in outputs:
+            raise ValueError(f"{self.path} was exported by an earlier version of dicedist: export the run again")
+        return outputs
+
+    def features(self, images: Any, batch_size: int = 0) -> list[Tensor]:
+        raise ValueError(f"{self.path} answers predictions only: load the run, or export it as safetensors")
+
+    def __getitem__(self, index: Any) -> Ensemble:
+        raise ValueError(f"{self.path} holds all members in one: load the run, or export it as safetensors")
+
+
+def read(path: Path, trusted: bool) -> Ensemble:
+    if path.suffix == ".onnx":
+        raise ValueError(f"{path} is run by onnxruntime: load the run, or export it as safetensors or pt2")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    return Program(path) if path.suffix == ".pt2" else read_ensemble(path, trusted)
 
 
 FORMATS: dict[str, tuple[Callable[[Ensemble, Path, Tensor], None], Callable[[Path], Answers]]] = {
-    "pt2": (write_pt2, read_pt2),
+    "pt2": (write_pt2, Program),
     "onnx": (write_onnx, read_onnx),
-    "safetensors": (write_safetensors, read_ensemble),
+    "safetensors": (
+        write_safetensors,
+        partial(read_ensemble, trusted=True),
+    ),  # the code of its networks has run already
 }

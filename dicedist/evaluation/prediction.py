@@ -1,28 +1,27 @@
-"""An ensemble's predictions for image files: finds the files, decodes ahead, predicts in batches, formats lines."""
+"""An ensemble's predictions for files of images or vectors: reads ahead, predicts in batches, formats lines."""
 
 import contextlib
 import glob
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
 from dicedist.data.sets.folder import decode_file, find_images
+from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.inputs import ahead
 
+FEW = 3
 COLUMNS = ("confidence", "disagreement", "ood_score")
-DECODERS = 4  # threads
 Row = dict[str, Any]  # path, and either error or the prediction
-Decoded = NDArray[np.uint8] | str  # an image, or the reason why it cannot be decoded
 
 
 def files_named(arguments: Sequence[str]) -> list[str]:
@@ -50,34 +49,32 @@ def files_of(argument: str) -> list[str]:
 
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
     """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
-    for batch, decoded in decoded_batches(paths, batch_size, ensemble.about.size):
-        images = [image for image in decoded if not isinstance(image, str)]
-        answers = iter(answer(ensemble, np.stack(images)) if images else ())
+    remaining = iter(paths)
+    for decoded in ahead(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
+        images = [Image.fromarray(image) for image in decoded if not isinstance(image, str)]
+        answers = iter(ensemble.predict(images, batch_size).rows() if images else ())
         yield [
-            {"path": path, **({"error": image} if isinstance(image, str) else next(answers))}
-            for path, image in zip(batch, decoded, strict=True)
+            {"path": next(remaining), **({"error": image} if isinstance(image, str) else next(answers))}
+            for image in decoded
         ]
 
 
-def decoded_batches(paths: Sequence[str], batch_size: int, size: int) -> Iterator[tuple[Sequence[str], list[Decoded]]]:
-    batches = [paths[start : start + batch_size] for start in range(0, len(paths), batch_size)]
-    with ThreadPoolExecutor(DECODERS) as threads:
-        waiting = (threads.map(lambda path: decode_file(Path(path), size), batch) for batch in batches)
-        ahead = list(islice(waiting, 1))
-        for batch in batches:
-            ahead += islice(waiting, 1)
-            yield batch, list(ahead.pop(0))
+def vectors_in(paths: Sequence[str], label_column: str) -> tuple[list[str], NDArray[np.float32]]:
+    """The name FILE:ROW of every vector, and the vectors [N, V]; labels that a file holds count for nothing."""
+    tables = {path: read_table(Path(path), label_column).vectors_NV for path in dict.fromkeys(paths)}
+    if len(widths := {table.shape[1] for table in tables.values()}) > 1:
+        raise ValueError(f"the files have vectors of {' and '.join(map(str, sorted(widths)))} values: give one width")
+    names = [f"{path}:{row}" for path, table in tables.items() for row in range(len(table))]
+    return names, np.concatenate(list(tables.values()))
 
 
-@torch.inference_mode()
-def answer(ensemble: Ensemble, images_NHWC: NDArray[np.uint8]) -> Iterator[Row]:
-    outputs = ensemble(torch.from_numpy(images_NHWC).to(ensemble.scale_C11.device))
-    names = [ensemble.about.class_names[label] for label in outputs["label"].tolist()]
-    columns = [outputs[name].tolist() for name in COLUMNS]
-    classes = ensemble.about.class_names
-    shares = [dict(zip(classes, row, strict=True)) for row in outputs["probabilities"].tolist()]
-    keys = ("label", *COLUMNS, "probabilities")
-    return (dict(zip(keys, values, strict=True)) for values in zip(names, *columns, shares, strict=True))
+def predict_vectors(
+    ensemble: Ensemble, names: Sequence[str], vectors_NV: NDArray[np.float32], batch_size: int
+) -> Iterator[list[Row]]:
+    for start in range(0, len(names), batch_size):
+        rows = slice(start, start + batch_size)
+        answers = ensemble.predict(vectors_NV[rows], batch_size).rows()
+        yield [{"path": name, **said} for name, said in zip(names[rows], answers, strict=True)]
 
 
 def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> int:
@@ -99,18 +96,28 @@ def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], s
 class Table:
     """Formats a table row by row; paths and class names, known in advance, set the column widths."""
 
-    def __init__(self, paths: Sequence[str], class_names: Sequence[str]):
+    def __init__(self, paths: Sequence[str], class_names: Sequence[str], decides: bool = False):
+        """decides: the ensemble is calibrated, so that it abstains and gives sets of labels."""
+        self.last = "  abstains, or the set of labels" if decides else ""
         self.path_width = max(len(printable(path)) for path in paths)
         self.label_width = max(len(name) for name in (*class_names, "label"))
 
     @property
     def header(self) -> str:
         titles = "  ".join(name.replace("_", " ") for name in COLUMNS)
-        return f"{'path':{self.path_width}}  {'label':{self.label_width}}  {titles}"
+        return f"{'path':{self.path_width}}  {'label':{self.label_width}}  {titles}{self.last}"
 
     def __call__(self, row: Row) -> str:
         path = f"{printable(row['path']):{self.path_width}}"
         if "error" in row:
             return f"{path}  error: {row['error']}"
         figures = "  ".join(f"{row[name]:{len(name)}.3f}" for name in COLUMNS)
-        return f"{path}  {printable(row['label']):{self.label_width}}  {figures}"
+        return f"{path}  {printable(row['label']):{self.label_width}}  {figures}  {advice(row)}".rstrip()
+
+
+def advice(row: Row) -> str:
+    """Why the ensemble abstains; or the labels that may be the true one, if they are few."""
+    labels = row.get("set")
+    if row.get("abstains") or labels is None:
+        return f"abstains: {row['abstains']}" if row.get("abstains") else ""
+    return printable(", ".join(labels)) if len(labels) <= FEW else f"{len(labels)} labels"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster.heartbeat import advance
-from dicedist.console.progress import SilentProgress
+from dicedist.console.progress import SILENT, SilentProgress
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
 
@@ -32,14 +32,16 @@ def read(
     source: Source,
     batch_size: int,
     device: torch.device,
-    progress: SilentProgress | None = None,
+    progress: SilentProgress = SILENT,
 ) -> dict[int, Readings]:
     """Runs every hosted member on the whole split, with batch norm in evaluation mode and without compiled code."""
     rows: Mapping[int, list[tuple[Tensor, Tensor, Tensor]]] = {member: [] for member in hosted.members}
-    for part in hosted.learners:
+    parts = [*hosted.members.values(), *hosted.common]
+    for part in parts:
         part.module.eval()
     batches = evaluation_batches(split, source, batch_size, device) if hosted.members else []
     done = 0
+    progress.begin()
     with torch.compiler.set_stance("force_eager"):
         for images_BCHW, _ in batches:
             inputs = images_BCHW if hosted.trunk is None else hosted.trunk.module(images_BCHW)
@@ -50,10 +52,9 @@ def read(
                 chunks.append((member.classifier(mean_BD), mean_BD, scale_BD))
             done += len(images_BCHW)
             advance()
-            if progress is not None:
-                progress.show(done)
-    for part in hosted.learners:
-        part.module.train()
+            progress.show(done)
+    for part in parts:
+        part.train()
     return {
         index: Readings(*(torch.cat(column).float().cpu() for column in zip(*chunks, strict=True)))
         for index, chunks in rows.items()

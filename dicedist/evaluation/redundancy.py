@@ -165,8 +165,8 @@ def fit(
 
 
 def load_discriminator(config: Config, method: Method, num_classes: int, found: Checkpoint) -> Discriminator | None:
-    """The w that a run has trained; None if its method uses none."""
-    if method.adversarial is None:
+    """The w that a run has trained; None if its method has none that estimates redundancy."""
+    if method.estimator is None:
         return None
     w = build_adversary(config, method, config.num_members, num_classes)
     assert isinstance(w, Discriminator)

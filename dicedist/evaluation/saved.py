@@ -1,6 +1,6 @@
 """Evaluates what is on disk: a run, whose members are spread over the ranks, or the logits of any ensemble."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,20 @@ from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import joined
+from dicedist.config import refuse_unknown_sets
 from dicedist.config.requests import EvaluateRequest
-from dicedist.config.schema import AVERAGES, Config, EvaluateConfig, OodConfig
+from dicedist.config.schema import AVERAGES, CalibrationConfig, Config, EvaluateConfig, OodConfig
 from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
+from dicedist.data.shift import open_shift, refuse_severities
+from dicedist.data.sources import Source
+from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.evaluator import Evaluator, measured
 from dicedist.evaluation.members import chosen_members, members_or_student
 from dicedist.evaluation.redundancy import load_discriminator
+from dicedist.evaluation.shift import measure_shift
+from dicedist.metrics import conformal
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Results, Run
 
@@ -31,26 +37,38 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     found, config = run.checkpoint(), run.config()
     config.data.root = request.data.root or config.data.root
     config.data.download = False  # a run's config does not decide where files are put
-    config.network.trusted = request.network.trusted
-    method, size = Method(config.method), config.num_members
+    config.network.trusted, config.data.trusted = request.network.trusted, request.data.trusted
+    method, size = Method(config.method), config.num_predictors
     members = members_or_student(request.members, method, size)
     placement = place(world_size(), len(members), needs_discriminator=False)
     mine = [members[place_] for place_ in placement.members_on(this_rank())]
-    ood = OodConfig({**config.ood.sets, **request.ood.sets})
-    refuse_unreadable(request.ood.sets)
-    source = sources.load(config.data)
+    ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
+    refuse_unreadable(request.ood.measured, config.network.inputs)
+    refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
+    targets = aimed(config.calibration, asdict(request.calibration))
+    if request.shift is not None:
+        refuse_severities(request.shift_severities)
+    source = normalised_as_trained(sources.load(config.data), found)
+    shift = None
+    if request.shift is not None:
+        shift = open_shift(request.shift, request.shift_severities, request.shift_limit, source, config.data.root)
+    if request.calibration.alpha is not None:
+        refuse_too_few(source, targets)
     with joined(config.distributed.timeout) as world:
-        hosted = build_hosted(config, method, mine, False, size, source.num_classes, world.device)
+        dims = feature_dims(config, config.num_members)
+        hosted = build_hosted(
+            config, method, mine, False, config.num_members, source.num_classes, world.device, samples=True
+        )
         checkpoint.restore(found, hosted.parts)
         evaluator = Evaluator(
-            hosted,
+            hosted.averaged if config.uses_average else hosted,
             members,
             placement.host_of,
             world.control,
             world.device,
             source,
             load_discriminator(config, method, source.num_classes, found) if world.reports else None,
-            [feature_dims(config, size)[member] for member in members],
+            [dims[member // config.samples] for member in members],
             found.step,
             method.student(size),
             request.estimator == "fresh",
@@ -61,9 +79,28 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             average=request.average or config.evaluate.average,
             folds=request.folds or config.evaluate.folds,
         )
-        findings = evaluator.evaluate(settings, ood, config.data.root)
+        findings = evaluator.evaluate(settings, OodConfig(ood.measured, ood.groups), targets, config.data.root)
+        if shift is not None:
+            calibrated = findings.result.get("calibration") if findings else None
+            temperature = calibrated["temperature"] if calibrated else None
+            shifted = measure_shift(evaluator, shift, settings.average, temperature)
+            if findings is not None:
+                findings.result["shift"] = {str(request.shift): shifted}
     results = results_for(run, request, members, settings, config)
-    return results, None if findings is None else findings.save(results)
+    return results, None if findings is None else findings.save(results, dropped=ood.left_out)
+
+
+def normalised_as_trained(source: sources.Source, found: checkpoint.Checkpoint) -> sources.Source:
+    """A checkpoint from before this was kept has the normalisation of the data."""
+    kept = found.about.get("source")
+    return source if kept is None else replace(source, mean=tuple(kept["mean"]), std=tuple(kept["std"]))
+
+
+def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
+    """Before anything is read: whether sets of labels at this alpha can be made from so many images."""
+    labels_N = source.test.labels_N if targets.source == "test" else source.val.labels_N
+    counts = labels_N.bincount(minlength=source.num_classes).tolist() if targets.per_class else [len(labels_N)]
+    conformal.place(min(counts), targets.alpha)
 
 
 def results_for(
@@ -73,7 +110,7 @@ def results_for(
     if request.output:
         return Results(request.output)
     label = []
-    if len(members) < config.num_members:
+    if len(members) < config.num_predictors:
         label.append(f"members-{'-'.join(map(str, members))}")
     if settings.average != config.evaluate.average:
         label.append(f"average-{settings.average}")
@@ -94,6 +131,7 @@ def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict
         **measured(logits_MNK[members], labels_N, average, request.folds or 1),
         "redundancy": None,
         "ood": {},
+        "ood_groups": {},
         "ood_missing": [],
     }
     results = Results(request.output or path.with_name(f"{path.stem}-evaluation"))
@@ -103,6 +141,8 @@ def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict
 
 def read_logits(path: Path) -> tuple[Tensor, Tensor]:
     try:
+        if not path.is_file():
+            raise ValueError("not a plain file")  # a pipe would never end
         if path.suffix == ".safetensors":
             tensors = load_file(path)
             return tensors["logits"], tensors["labels"]

@@ -3,17 +3,33 @@
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, OOD_SCORES, REDUNDANCY, TEMPERATURE, Measure
+from dicedist.metrics.measures import (
+    CORRUPTION_ERROR,
+    DIVERSITY,
+    ENSEMBLE,
+    FRESH_REDUNDANCY,
+    FURTHER,
+    OOD,
+    OOD_SCORES,
+    REDUNDANCY,
+    SHIFT,
+    TEMPERATURE,
+    UNCERTAINTY,
+)
 
 
 def show(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             accuracy_table(result),
+            further_table(result),
+            calibration_table(result),
             diversity_table(result),
             *redundancy_table(result),
             *fresh_table(result),
             *ood_tables(result),
+            *group_tables(result),
+            *shift_tables(result),
         ]
     )
 
@@ -22,21 +38,104 @@ def accuracy_table(result: dict[str, Any]) -> str:
     measures = (*ENSEMBLE, TEMPERATURE)
     members = result["members"]["per_member"]
     rows = [(f"member {number}", own) for number, own in zip(result["member_ids"], members, strict=True)]
+    if "fused" in result:
+        rows.append(("fused", result["fused"]))
     if "student" in result:
         rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last member
     rows += [("ensemble", result["ensemble"]), ("ensemble, tempered", result["ensemble_tempered"])]
     return table(
         ["test set", *(measure.heading for measure in measures)],
-        [[label, *(shown(measure, own.get(measure.name)) for measure in measures)] for label, own in rows],
+        [[label, *(measure.in_unit(own.get(measure.name)) for measure in measures)] for label, own in rows],
     )
 
 
-def shown(measure: Measure, value: float | None) -> float | None:
-    return None if value is None else measure.scale * value
+def further_table(result: dict[str, Any]) -> str:
+    """Calibration and abstention, a measure a line; and what the members are unsure of or disagree on."""
+    rows = [
+        [
+            measure.heading,
+            *(measure.in_unit(result[part].get(measure.name)) for part in ("ensemble", "ensemble_tempered")),
+        ]
+        for measure in FURTHER
+    ]
+    rows += [
+        [measure.heading, measure.in_unit(result.get("uncertainty", {}).get(measure.name)), None]
+        for measure in UNCERTAINTY
+    ]
+    return table(["uncertainty", "ensemble", "tempered"], rows)
+
+
+UNCALIBRATED = (
+    "not calibrated: no validation images (data.split=full), or an evaluation by an earlier version; "
+    "calibration.source=test of `evaluate` takes test images, and says so"
+)
+
+
+def calibration_table(result: dict[str, Any]) -> str:
+    """What was chosen on held-out images, and what it comes to on the test set."""
+    found = result.get("calibration")
+    if found is None:
+        return UNCALIBRATED
+    test = found["test"]
+    target = f"risk {found['risk']:g}" if found["coverage"] is None else f"coverage {found['coverage']:g}"
+    rows: list[list[object]] = [
+        [
+            "temperature",
+            found["temperature"],
+            f"NLL {test['measures']['nll']:.4g}, ECE {100 * test['measures']['ece']:.2f} %",
+        ],
+        [f"answered from confidence ({target})", found["threshold"], answered(test)],
+    ]
+    if found["quantiles"] is not None:
+        size = f"{test['set_size']:.2f} labels, {100 * test['set_coverage']:.1f} % hold the true one"
+        kind = f"{found['conformal']}{', per class' if found['per_class'] else ''}"
+        rows.append([f"sets of labels (alpha {found['alpha']:g}, {kind})", max(found["quantiles"]), size])
+    if found["ood_threshold"] is not None:
+        rows.append(
+            ["like the training images from OOD score", found["ood_threshold"], f"{100 * test['ood_accepted']:.1f} %"]
+        )
+    on = f"chosen on {found['num_inputs']:,} {found['source']} images"
+    return table([on, "value", "on the test set" + (" ITSELF" if found["source"] == "test" else "")], rows)
+
+
+def answered(test: dict[str, Any]) -> str:
+    risk = "" if test["risk"] is None else f", {100 * test['risk']:.2f} % of them wrong"
+    return f"{100 * test['answered']:.1f} %{risk}"
+
+
+def group_tables(result: dict[str, Any]) -> list[str]:
+    """Scores by their mean AUROC over the sets of a group, the best first."""
+    tables = []
+    for group, found in result.get("ood_groups", {}).items():
+        ranked = sorted(found["scores"].items(), key=lambda entry: -entry[1]["auroc"])
+        rows = [
+            [OOD_SCORES.get(score, score), *(100 * value for value in (own["auroc"], *own["auroc_interval"]))]
+            + [100 * own[name] for name in ("fpr95", "fpr95_ood_positive")]
+            for score, own in ranked
+        ]
+        lacking = f"; without {', '.join(found['missing'])}, not found" if found["missing"] else ""
+        header = [f"{group}: {', '.join(found['sets'])}{lacking}", "AUROC, %", "from", "to"]
+        tables.append(table([*header, "OOD accepted with 95 % of ID", "ID rejected with 95 % of OOD"], rows))
+    return tables
+
+
+def shift_tables(result: dict[str, Any]) -> list[str]:
+    """Means over the kinds of a shift against severity; 0 are the test images as they are."""
+    tables = []
+    for kind, found in result.get("shift", {}).items():
+        rows = [
+            [severity, *(measure.in_unit(own.get(measure.name)) for measure in SHIFT)]
+            for severity, own in found["mean"].items()
+        ]
+        title = f"{kind}, {found['num_inputs']:,} images each: severity"
+        mean = CORRUPTION_ERROR.in_unit(found[CORRUPTION_ERROR.name])
+        note = f"{CORRUPTION_ERROR.heading}: {mean:.2f}"
+        tables.append(table([title, *(measure.heading for measure in SHIFT)], rows) + f"\n{note}")
+    return tables
 
 
 def diversity_table(result: dict[str, Any]) -> str:
-    rows = [[measure.heading, shown(measure, result["diversity"].get(measure.name))] for measure in DIVERSITY]
+    rows = [[measure.heading, measure.in_unit(result["diversity"].get(measure.name))] for measure in DIVERSITY]
     note = "\n(one member alone has no diversity)" if len(result["member_ids"]) == 1 else ""
     sizes = [[int(size), 100 * accuracy] for size, accuracy in result["accuracy_by_size"].items()]
     return table(["diversity", "value"], rows) + note + "\n\n" + table(["members", "accuracy, %"], sizes)
@@ -53,19 +152,18 @@ def redundancy_table(result: dict[str, Any]) -> list[str]:
 
 def fresh_table(result: dict[str, Any]) -> list[str]:
     found = result.get("redundancy_fresh")
-    if found is None:
+    kinds = [kind for kind in FRESH_REDUNDANCY if kind in (found or {})]  # one that finds no partners is missing
+    if found is None or not kinds:
         return []
-    kinds = ("conditional", "unconditional")
-    rows = [
-        [f"{i} and {j}", *nats]
-        for (i, j), *nats in zip(found["pairs"], *(found[kind]["nats_P"] for kind in kinds), strict=True)
-    ]
-    return [table(["members", "given the class, nats, by a fresh estimator", "in all, nats"], rows)]
+    columns = [found[kind]["nats_P"] for kind in kinds]
+    rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
+    headings = [FRESH_REDUNDANCY[kind].heading for kind in kinds]
+    return [table(["members", *headings], rows) + "\n(by a fresh estimator, the same for every run)"]
 
 
 def ood_tables(result: dict[str, Any]) -> list[str]:
     rows = [
-        [outside, OOD_SCORES.get(score, score), *(shown(measure, found[measure.name]) for measure in OOD)]
+        [outside, OOD_SCORES.get(score, score), *(measure.in_unit(found.get(measure.name)) for measure in OOD)]
         for outside, scores in result["ood"].items()
         for score, found in scores.items()
     ]

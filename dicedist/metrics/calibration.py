@@ -4,7 +4,7 @@ Shapes: N inputs, K classes, R bins (or runs). log_p_NK are natural log-probabil
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,12 +15,39 @@ TACE_THRESHOLD = 1e-3
 # The fit stops here if the minimum lies at zero or infinity (a half without errors, a worthless predictor).
 TEMPERATURE_RANGE = (1e-2, 1e6)
 
-Measure = Callable[[Tensor, Tensor], float]
+Measure = Callable[[Tensor, Tensor], float | None]
 
 
 def ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
     _, confidence_R, correct_R = _bin_sums(log_p_NK, labels_N)
     return ((confidence_R - correct_R).abs().sum() / len(labels_N)).item()
+
+
+def mce(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """The largest gap between confidence and accuracy of any bin of `ece`, however few inputs the bin holds."""
+    count_R, confidence_R, correct_R = _bin_sums(log_p_NK, labels_N)
+    return ((confidence_R - correct_R).abs() / count_R.clamp_min(1)).max().item()
+
+
+def adaptive_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """`ece` in bins that hold equally many inputs (the first ones one more); equal confidences share their gap."""
+    N = len(labels_N)
+    top_N, predictions_N = log_p_NK.max(dim=1)
+    confidence_N, order_N = top_N.exp().sort()
+    gaps_N = confidence_N - (predictions_N == labels_N)[order_N].double()
+    gaps_N = shared_among_equals(confidence_N[None], gaps_N[None])[0]
+    return math.fsum(abs(gaps.sum().item()) for gaps in gaps_N.tensor_split(min(N, NUM_BINS))) / N
+
+
+def classwise_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
+    """The mean over classes of the ECE of each class's own probability against whether it is the label (Kull, 2019)."""
+    N, K = log_p_NK.shape
+    p_NK = log_p_NK.exp()
+    classes_K = torch.arange(K, device=labels_N.device)
+    cells_NK = torch.bucketize(p_NK, _inner_edges(log_p_NK)) + NUM_BINS * classes_K
+    gaps_NK = p_NK - (labels_N[:, None] == classes_K).double()
+    sums = torch.bincount(cells_NK.flatten(), gaps_NK.flatten(), NUM_BINS * K)
+    return (sums.abs().sum() / (N * K)).item()
 
 
 def reliability(log_p_NK: Tensor, labels_N: Tensor) -> list[dict[str, float | None]]:
@@ -46,7 +73,7 @@ def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
     N, K = log_p_NK.shape
     p_KN, order_KN = log_p_NK.exp().T.contiguous().sort(dim=1)
     hits_KN = labels_N[order_KN] == torch.arange(K, device=labels_N.device)[:, None]
-    gaps_KN = _shared_among_equals(p_KN, p_KN - hits_KN.double())
+    gaps_KN = shared_among_equals(p_KN, p_KN - hits_KN.double())
     skipped_K1 = (p_KN <= TACE_THRESHOLD).sum(dim=1, keepdim=True)
     size_K1 = (N - skipped_K1) // NUM_BINS
     edges_KR = skipped_K1 + size_K1 * torch.arange(NUM_BINS + 1, device=labels_N.device)
@@ -94,21 +121,29 @@ def split_half(
             temperature = fit_temperature(logits_NK[fitted], labels_N[fitted])
             log_p_NK = torch.log_softmax(logits_NK[held_out].double() / temperature, dim=1)
             rows.append([temperature, *(fn(log_p_NK, labels_N[held_out]) for fn in measure_fns.values())])
-    return {name: math.fsum(column) / len(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return {name: mean_of_known(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _bin_sums(log_p_NK: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number of inputs, sum of confidences and number right in each bin (lower, upper] of confidence."""
     top_N, predictions_N = log_p_NK.max(dim=1)
     confidence_N = top_N.exp()
-    inner_edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64, device=log_p_NK.device)[1:-1]
-    bins_N = torch.bucketize(confidence_N, inner_edges)
+    bins_N = torch.bucketize(confidence_N, _inner_edges(log_p_NK))
     weights = (torch.ones_like(confidence_N), confidence_N, (predictions_N == labels_N).double())
     count_R, confidence_R, correct_R = (torch.bincount(bins_N, weight_N, NUM_BINS) for weight_N in weights)
     return count_R, confidence_R, correct_R
 
 
-def _shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
+def _inner_edges(like: Tensor) -> Tensor:
+    return torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64, device=like.device)[1:-1]
+
+
+def shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
     """Values averaged over ties, so that a run whose edge cuts through ties does not depend on the inputs' order."""
     is_new_KN = pad(sorted_KN.diff(dim=1) != 0, (1, 0), value=True)
     group = is_new_KN.flatten().cumsum(dim=0) - 1

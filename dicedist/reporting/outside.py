@@ -8,7 +8,7 @@ from typing import Any
 from dicedist.metrics.measures import OOD, OOD_SCORES
 from dicedist.reporting import svg
 from dicedist.reporting.markup import Section, best_of, cell, figure, folded, grid, legend, remark, table, unevaluated
-from dicedist.reporting.records import Group, Pooled, pool
+from dicedist.reporting.records import Group, Pooled, dig, pool
 from dicedist.reporting.svg import Panel
 
 NO_SETS = "The runs name no OOD set: python -m dicedist.evaluate run=runs/NAME ood.sets.NAME=FOLDER measures one."
@@ -31,8 +31,10 @@ def section(groups: Sequence[Group]) -> Section | None:
         "OOD detection",
         "How sure the ensemble is of test images and of images from another data set. The less the two histograms "
         "overlap, the better the score tells them apart: AUROC 100 is perfect, 50 is chance. DICE × w scales the "
-        "logits by the mean of 1 − w over pairs of members; + T is after temperature.",
-        (legend(key) + sets if names else "") + remark(gaps) + unevaluated(groups),
+        "logits by the mean of 1 − w over pairs of members; + T is after temperature. Two rates are called FPR95: the "
+        "first column counts images from elsewhere that are accepted (test images are the positives, as in the paper), "
+        "the second test images that are rejected (as in OpenOOD).",
+        (rankings(evaluated) + legend(key) + sets if names else "") + remark(gaps) + unevaluated(groups),
     )
 
 
@@ -61,17 +63,23 @@ def results(group: Group, name: str, score: str) -> list[dict[str, Any]]:
 
 def histograms(group: Group, name: str, score: str) -> tuple[str, str]:
     """The picture, and its AUROC in words."""
-    found = results(group, name, score)
+    every = results(group, name, score)
+    # Of scores without bounds each run has a range of its own: the picture is of the first run then.
+    found = [result for result in every if result.get("range") == every[0].get("range")]
     inside, outside = (
         [statistics.fmean(column) for column in zip(*(result["histogram"][side] for result in found), strict=True)]
         for side in (0, 1)
     )
     highest = 100 * max(*inside, *outside)
-    panel = Panel(svg.unit("score", 2), svg.axis("% of images", (0, highest), 3), 184, 132, 10)
-    panel.area(steps(inside), 0, "inside")
-    panel.area(steps(outside), 0, "outside")
-    auroc = f"AUROC {100 * statistics.fmean(result['auroc'] for result in found):.1f}"
-    means = [sum((place + 0.5) / len(side) * share for place, share in enumerate(side)) for side in (inside, outside)]
+    low, high = found[0].get("range", (0.0, 1.0))
+    panel = Panel(svg.span("score", low, high, 2), svg.axis("% of images", (0, highest), 3), 184, 132, 10)
+    panel.area(steps(inside, low, high), 0, "inside")
+    panel.area(steps(outside, low, high), 0, "outside")
+    auroc = f"AUROC {100 * statistics.fmean(result['auroc'] for result in every):.1f}"
+    means = [
+        low + (high - low) * sum((place + 0.5) / len(side) * share for place, share in enumerate(side))
+        for side in (inside, outside)
+    ]
     seen = (
         f"{group.label}, {OOD_SCORES.get(score, score)}: on average {means[0]:.2f} for test images and {means[1]:.2f} "
         f"for {name}. {auroc}."
@@ -79,17 +87,52 @@ def histograms(group: Group, name: str, score: str) -> tuple[str, str]:
     return panel.draw(seen), auroc
 
 
-def steps(shares: Sequence[float]) -> list[tuple[float, float]]:
-    """The outline of a histogram over 0..1, in %; it starts and ends at zero."""
-    width = 1 / len(shares)
-    corners = [(x * width, 100 * share) for place, share in enumerate(shares) for x in (place, place + 1)]
-    return [(0, 0), *corners, (1, 0)]
+def steps(shares: Sequence[float], low: float, high: float) -> list[tuple[float, float]]:
+    """The outline of a histogram, in %; it starts and ends at zero."""
+    width = (high - low) / len(shares)
+    corners = [(low + x * width, 100 * share) for place, share in enumerate(shares) for x in (place, place + 1)]
+    return [(low, 0), *corners, (high, 0)]
+
+
+def rankings(groups: Sequence[Group]) -> str:
+    """For each group of sets: the scores of every ensemble, the best first."""
+    found = [evaluation.get("ood_groups", {}) for group in groups for evaluation in group.evaluations]
+    return "".join(ranking(groups, name) for name in dict.fromkeys(name for names in found for name in names))
+
+
+def ranking(groups: Sequence[Group], name: str) -> str:
+    def of(group: Group, score: str, *path: str | int) -> Pooled | None:
+        known = (evaluation.get("ood_groups", {}).get(name) for evaluation in group.evaluations)
+        scores = (entry["scores"].get(score) for entry in known if entry)
+        return pool(dig(own, path) for own in scores if own)
+
+    entries = [(group, score, of(group, score, "auroc")) for group in groups for score in OOD_SCORES]
+    ranked = sorted(
+        ((group, score, auroc) for group, score, auroc in entries if auroc is not None), key=lambda e: -e[2].mean
+    )
+    rows = []
+    for group, score, auroc in ranked:
+        lower, upper = (of(group, score, "auroc_interval", side) for side in (0, 1))
+        assert lower is not None and upper is not None
+        rows.append(
+            f'<tr><th scope="row">{escape(OOD_SCORES[score])}</th><td class="text">{escape(group.label)}</td>'
+            f"{cell(auroc, 2, 100)}<td>{100 * lower.mean:.2f} – {100 * upper.mean:.2f}</td>"
+            + "".join(cell(of(group, score, key), 2, 100) for key in ("fpr95", "fpr95_ood_positive"))
+            + "</tr>"
+        )
+    sets = next(e["ood_groups"][name] for g in groups for e in g.evaluations if name in e.get("ood_groups", {}))
+    lacking = f", without {', '.join(sets['missing'])} (not found)" if sets["missing"] else ""
+    titles = ("AUROC ↑", "95 % interval over images", *(measure.title + measure.arrow for measure in OOD[:2]))
+    head = '<th scope="col">score</th><th scope="col" class="text">ensemble</th>'
+    head += "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    caption = f"Scores ranked, {name}: means over {', '.join(sets['sets'])}{lacking}, in %"
+    return table(caption, f"<tr>{head}</tr>", [("", rows)], 6)
 
 
 def measures(groups: Sequence[Group], name: str) -> str:
     rows = [(group, score) for group in groups for score in scores_of(group, name)]
     columns = [
-        [pool(result[measure.name] for result in results(group, name, score)) for group, score in rows]
+        [pool(result.get(measure.name) for result in results(group, name, score)) for group, score in rows]
         for measure in OOD
     ]
     best = [best_of(values, measure) for measure, values in zip(OOD, columns, strict=True)]

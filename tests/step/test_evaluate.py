@@ -9,10 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dicedist import evaluate, metrics, train
-from dicedist.evaluation import saved
+from dicedist import Ensemble, evaluate, metrics, train
+from dicedist.config import compose_config, compose_request
+from dicedist.config.requests import EvaluateRequest
+from dicedist.evaluation import calibration, saved
+from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.redundancy import fit
+from dicedist.runs.jobs import Job
+from dicedist.runs.run import Results, Run
 from tests.support.processes import run_ranks
+from tests.support.tiny import tensors_of
 
 TINY = [
     "data=shapes",
@@ -52,12 +58,54 @@ def test_training_leaves_every_measure(finished, capsys):
     assert result["ensemble"] == pytest.approx(expected["ensemble"])
     assert len(result["redundancy"]["nats_P"]) == 3 and 0 < result["redundancy"]["accuracy"] < 1
     assert set(result["ood"]["stripes"]) == {
-        "max_softmax", "max_softmax_tempered", "w_only", "dice_x_w", "dice_x_w_tempered",
+        "max_softmax", "max_softmax_tempered", "entropy", "mutual_information", "max_logit", "energy", "knn",
+        "mahalanobis", "w_only", "dice_x_w", "dice_x_w_tempered",
     }  # fmt: skip
+    assert result["ood_groups"]["all"]["sets"] == ["stripes"]
     assert result["ood_missing"][0].startswith("lost: put ")
     assert sum(result["per_class"]["count"]) == len(saved["labels"])
     per_class = np.average(result["per_class"]["ensemble"], weights=result["per_class"]["count"])
     assert per_class == pytest.approx(result["ensemble"]["accuracy"])
+
+
+def test_training_ends_with_a_calibration_on_validation_images(finished):
+    """The kept logits give it again, and predict's ensemble has it; the test set had no part in it."""
+    result, saved = json.loads((finished / "evaluation.json").read_text()), load_file(finished / "logits.safetensors")
+    found, logits_MNK = result["calibration"], saved[calibration.LOGITS]
+    assert found["source"] == "validation" and found["num_inputs"] == logits_MNK.shape[1] != len(saved["labels"])
+    expected = metrics.fit_temperature(metrics.ensemble_logits(logits_MNK), saved[calibration.LABELS])
+    assert found["temperature"] == pytest.approx(expected)
+    assert Ensemble.load(finished).about.temperature == pytest.approx(expected)
+    stricter = calibration.of_run(Run.open(finished), [0, 1, 2], "logits", {"coverage": 0.5})
+    assert stricter.coverage == 0.5 and stricter.threshold > 0 and stricter.temperature == pytest.approx(expected)
+
+
+def test_shifted_images_are_measured_and_kept(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    evaluate.run([f"run={run}", "shift=resolutions", "shift_limit=30", "shift_severities=[1,5]"])
+    evaluate.run([f"run={run}", "shift=rotations", "shift_limit=30", "shift_severities=[3]"])
+    found = json.loads((run / "evaluation.json").read_text())["shift"]
+    assert found.keys() == {"resolutions", "rotations"}
+    assert found["resolutions"]["mean"].keys() == {"0", "1", "5"} and found["resolutions"]["num_inputs"] == 30
+    levels = found["resolutions"]["sets"]["resolution"]
+    assert found["resolutions"]["mean_error"] == pytest.approx(
+        1 - (levels["1"]["accuracy"] + levels["5"]["accuracy"]) / 2
+    )
+    assert "mCE" in capsys.readouterr().out
+    assert "Error in %, mean over severities, 30 images each" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["calibration.alpha=0.0001"], "calibration.alpha=0.0001 needs 9999 calibration images"),
+        (["calibration.alpha=2"], "calibration.alpha=2.0: write a number above 0 and below 1"),
+        (["shift=corruptions", "shift_severities=[6]"], r"shift_severities=\[6\]: write some of"),
+    ],
+)
+def test_impossible_wishes_are_refused_before_anything_is_read(finished, words, line):
+    with pytest.raises(ValueError, match=line):
+        evaluate.run([f"run={finished}", *words])
 
 
 def test_evaluating_again_gives_the_same(finished, tmp_path):
@@ -115,6 +163,23 @@ def test_another_ood_set_is_added_to_those_that_were_measured(finished, tmp_path
     again = json.loads((run / "evaluation.json").read_text())
     assert set(again["ood"]) == {"stripes", "noise"} and again["redundancy_fresh"] == first["redundancy_fresh"]
     assert {"ood.stripes", "ood.noise"} <= load_file(run / "logits.safetensors").keys()
+
+
+def test_an_ood_set_can_be_dropped(tmp_path):
+    assert compose_config(["data=cifar10", "ood.sets.svhn=none"]).ood.sets.keys() == {
+        "cifar100", "tinyimagenet_crop", "tinyimagenet_resize", "lsun_crop", "lsun_resize", "isun",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"ood.sets.svnh=none: there is no such set \(did you mean svhn\?\)"):
+        compose_config(["data=cifar10", "ood.sets.svnh=none"])
+    common = {"step": 3, "member_ids": [0], "average": "logits", "ood_missing": []}
+    results = Results(tmp_path)
+    for name, dropped in (("old", ()), ("mistaken", ()), ("new", ("mistaken", "never there"))):
+        found = Findings({**common, "ood": {name: {}}}, {f"ood.{name}": torch.zeros(2)}, {"images": torch.zeros(1)})
+        found.save(results, dropped)
+    assert results.result()["ood"].keys() == {"old", "new"}
+    assert load_file(results.logits_file).keys() == {"ood.old", "ood.new"}
+    request = compose_request("evaluate", ["run=runs/a", "ood.sets.mistaken=none", "ood.sets.b=/c"], EvaluateRequest)
+    assert (request.ood.left_out, request.ood.measured) == ({"mistaken"}, {"b": "/c"})
 
 
 @pytest.mark.parametrize(
@@ -217,3 +282,25 @@ def test_damaged_weights_are_named(finished, tmp_path):
     weights.write_bytes(content)
     with pytest.raises(ValueError, match="no intact checkpoint: .*member-1.safetensors is damaged"):
         evaluate.run([f"run={copy}"])
+
+
+def test_the_test_set_stays_unread_until_it_is_asked_for(tmp_path):
+    command = [*TINY, f"run.dir={tmp_path}", "max_steps=3"]
+    train.run([*command, "evaluate.test=false"])
+    job = Job("tiny", (*command, "evaluate.test=false"))
+    assert job.run.result() is None and job.finished and job.run.ending() == "FINISHED"
+    assert not Job("tiny", tuple(command)).finished
+    before = tensors_of(job.run.directory, step=3)
+    train.run(command)
+    assert job.run.result()["step"] == 3 and job.finished
+    assert all(torch.equal(before[name], tensor) for name, tensor in tensors_of(job.run.directory, step=3).items())
+
+
+def test_a_strangers_config_does_not_decide_where_files_are_put(finished, tmp_path):
+    stranger = shutil.copytree(finished, tmp_path / "stranger")
+    config = Run(stranger).config()
+    config.data.name, config.data.root, config.data.download = "cifar10", str(tmp_path / "theirs"), True
+    Run(stranger).save_config(config)
+    with pytest.raises(ValueError, match="cifar10 is not in .*theirs"):
+        evaluate.run([f"run={stranger}"])
+    assert not (tmp_path / "theirs").exists()

@@ -30,9 +30,11 @@ def test_equals_oracles(num_in, num_out, decimals):
     is_in = np.r_[np.ones(num_in), np.zeros(num_out)]
     scores = torch.cat([scores_in, scores_out]).numpy()
     rates = list(literal_thresholds(scores_in, scores_out))
+    opposite = list(literal_thresholds(-scores_in, -scores_out))  # accepts what lies outside
     assert ood(scores_in, scores_out) == pytest.approx(
         {
             "fpr95": next(fpr for tpr, fpr in rates if tpr >= 0.95),
+            "fpr95_ood_positive": next(tpr for tpr, fpr in opposite if fpr >= 0.95),
             "detection": min((1 - tpr + fpr) / 2 for tpr, fpr in rates),
             "auroc": roc_auc_score(is_in, scores),
             "aupr_in": average_precision_score(is_in, scores),
@@ -44,7 +46,10 @@ def test_equals_oracles(num_in, num_out, decimals):
 
 def test_perfect_and_reversed():
     low, high = torch.tensor([0.1, 0.2]), torch.tensor([0.8, 0.9])
-    assert ood(high, low) == {"fpr95": 0.0, "detection": 0.0, "auroc": 1.0, "aupr_in": 1.0, "aupr_out": 1.0}
+    assert ood(high, low) == {
+        **dict.fromkeys(("fpr95", "fpr95_ood_positive", "detection"), 0.0),
+        **dict.fromkeys(("auroc", "aupr_in", "aupr_out"), 1.0),
+    }
     backwards = ood(low, high)
     assert (backwards["fpr95"], backwards["detection"], backwards["auroc"]) == (1.0, 0.5, 0.0)
     assert backwards["aupr_in"] == pytest.approx((1 / 3 + 2 / 4) / 2)
@@ -52,7 +57,8 @@ def test_perfect_and_reversed():
 
 def test_equal_scores_tell_nothing():
     measures = ood(torch.full((30,), 0.5), torch.full((10,), 0.5))
-    assert measures == {"fpr95": 1.0, "detection": 0.5, "auroc": 0.5, "aupr_in": 0.75, "aupr_out": 0.25}
+    rates = dict.fromkeys(("fpr95", "fpr95_ood_positive"), 1.0)
+    assert measures == {**rates, "detection": 0.5, "auroc": 0.5, "aupr_in": 0.75, "aupr_out": 0.25}
 
 
 def test_fpr95_at_exactly_95_percent():

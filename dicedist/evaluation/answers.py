@@ -1,0 +1,123 @@
+"""What an ensemble answers for some inputs: classes, and how sure it and its members are of them.
+
+Legend: M members, N inputs, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicedist import metrics
+from dicedist.evaluation.about import About
+
+REASONS = (None, "unsure", "unlike the training images")  # why an ensemble abstains, by `Prediction.reason`
+PER_INPUT = ("confidence", "disagreement", "entropy", "mutual_information", "ood_score")
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The answers for N inputs, as tensors on the CPU.
+
+    labels          [N]        the class with the largest probability
+    probabilities   [N, K]     of the ensemble, before temperature
+    member_logits   [M, N, K]
+    confidence      [N]        the largest probability after temperature scaling: how often such answers are right
+    disagreement    [N]        the share of pairs of members that predict different classes
+    entropy         [N]        in nats: the whole uncertainty of the probabilities, from 0 to log K (all are equal)
+    mutual_information [N]     in nats: the part of the uncertainty that comes from members contradicting each other:
+                               the entropy of their mean probabilities less the mean of their entropies
+    member_labels   [N, M]     what each member by itself would say
+    ood_score       [N]        low for inputs unlike those of the training
+
+    Where the ensemble was calibrated on held-out images, else None:
+    label_set       [N, K]     whether a class belongs to the set that holds the true one with probability 1 - alpha
+    abstain         [N]        whether the input should go to somebody else
+    reason          [N]        0: it is answered, 1: unsure, 2: unlike the training images
+    ood_threshold   [N]        of the OOD score
+
+    Examples:
+        >>> answers = ensemble.predict(images)  # an ensemble of three members, four images
+        >>> answers
+        Prediction(4 inputs, 3 members, 2 classes)
+        >>> answers.probabilities.shape, answers.member_probabilities.shape, answers.entropy.shape
+        (torch.Size([4, 2]), torch.Size([3, 4, 2]), torch.Size([4]))
+        >>> sorted(answers.rows()[0])[:3]
+        ['confidence', 'disagreement', 'entropy']
+    """
+
+    about: About
+    labels: Tensor
+    probabilities: Tensor
+    member_logits: Tensor
+    confidence: Tensor
+    disagreement: Tensor
+    entropy: Tensor
+    mutual_information: Tensor
+    member_labels: Tensor
+    ood_score: Tensor
+    label_set: Tensor | None = None
+    abstain: Tensor | None = None
+    reason: Tensor | None = None
+    ood_threshold: Tensor | None = None
+
+    @classmethod
+    def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]]) -> "Prediction":
+        """From what the ensemble's forward answered for each batch."""
+        joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
+        return cls(about, joined.pop("label"), member_logits=joined.pop("member_logits").transpose(0, 1), **joined)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        inputs, members = f"{len(self):,} inputs", f"{len(self.about.members)} members"
+        return f"Prediction({inputs}, {members}, {len(self.class_names)} classes)"
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.about.class_names
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each input's class."""
+        return [self.class_names[label] for label in self.labels.tolist()]
+
+    @property
+    def member_probabilities(self) -> Tensor:
+        """[M, N, K], each member by itself."""
+        return self.member_logits.softmax(-1)
+
+    @property
+    def calibrated(self) -> Tensor:
+        """[N, K]: the probabilities after temperature scaling; the largest of a row is the confidence."""
+        logits_NK = metrics.ensemble_logits(self.member_logits, self.about.average)
+        return (logits_NK / self.about.temperature).softmax(-1).float()
+
+    @property
+    def sets(self) -> list[list[str]] | None:
+        """For each input, the labels that hold the true one with probability 1 - alpha, the most probable first."""
+        if self.label_set is None:
+            return None
+        order_NK = self.probabilities.argsort(dim=1, descending=True)
+        inside_NK = self.label_set.gather(1, order_NK)
+        rows = zip(order_NK.tolist(), inside_NK.tolist(), strict=True)
+        return [[self.class_names[k] for k, inside in zip(*row, strict=True) if inside] for row in rows]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each input, ready for pandas.DataFrame or JSON."""
+        columns: dict[str, Sequence[Any]] = {"label": self.names}
+        columns |= {name: getattr(self, name).tolist() for name in PER_INPUT}
+        if self.ood_threshold is not None:
+            columns["ood_threshold"] = self.ood_threshold.tolist()
+        columns["members"] = [[self.class_names[k] for k in labels] for labels in self.member_labels.tolist()]
+        if self.reason is not None:
+            columns["abstains"] = [REASONS[reason] for reason in self.reason.tolist()]
+        if self.sets is not None:
+            columns["set"] = self.sets
+        columns["probabilities"] = [
+            dict(zip(self.class_names, row, strict=True)) for row in self.probabilities.tolist()
+        ]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -1,0 +1,163 @@
+"""What a user acts on, chosen on validation images after training: temperature, label sets, abstention, OOD threshold.
+
+Nothing here sees the test set unless calibration.source=test says so. The paper's tables have another protocol, which
+fits the temperature on halves of the test set: `metrics.split_half`.
+
+Legend: M members, N inputs, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dicedist import metrics
+from dicedist.config.checks import check_calibration
+from dicedist.config.schema import CalibrationConfig
+from dicedist.console.lines import warn
+from dicedist.evaluation.about import About
+from dicedist.metrics import conformal
+from dicedist.runs.files import load_tensors
+from dicedist.runs.run import Results
+
+LOGITS, LABELS, SCORES = "calibration.logits", "calibration.labels", "calibration.ood_scores"  # in logits.safetensors
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """In types that JSON can hold: kept in evaluation.json, in every export, in MLflow's model."""
+
+    source: str  # validation | test: what it was chosen on
+    num_inputs: int
+    temperature: float
+    alpha: float  # a set misses the true label in at most this share of inputs
+    conformal: str  # lac | aps
+    per_class: bool
+    quantiles: list[float] | None  # of the nonconformity: one, or one per class; None: too few inputs for this alpha
+    risk: float | None  # the target of the threshold, or
+    coverage: float | None
+    threshold: float  # the lowest confidence that is answered
+    ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
+
+
+def fit(
+    logits_MNK: Tensor,
+    labels_N: Tensor,
+    average: str,
+    config: CalibrationConfig,
+    ood_scores_N: Tensor | None,
+    strict: bool = False,
+) -> Calibration:
+    """strict: too few inputs for alpha are an error; else, as at the end of a training, there are no sets of labels."""
+    averaged_NK = metrics.ensemble_logits(logits_MNK, average)
+    temperature = metrics.fit_temperature(averaged_NK, labels_N)
+    p_NK = (averaged_NK / temperature).softmax(1)
+    confidence_N, predictions_N = p_NK.max(1)
+    try:
+        quantiles = conformal.quantiles(p_NK, labels_N, config.alpha, config.conformal, config.per_class)
+    except ValueError as error:
+        if strict:
+            raise
+        warn(f"no sets of labels: {error}")
+        quantiles = None
+    risk = config.risk if config.coverage is None else None
+    threshold = conformal.abstention_threshold(confidence_N, predictions_N == labels_N, risk, config.coverage)
+    if threshold == conformal.NEVER:
+        warn(f"no confidence keeps calibration.risk={risk} on {config.source} images: the ensemble abstains always")
+    return Calibration(
+        source=config.source,
+        num_inputs=len(labels_N),
+        temperature=temperature,
+        alpha=config.alpha,
+        conformal=config.conformal,
+        per_class=config.per_class,
+        quantiles=quantiles,
+        risk=risk,
+        coverage=config.coverage,
+        threshold=threshold,
+        ood_threshold=None if ood_scores_N is None else conformal.acceptance_threshold(ood_scores_N),
+    )
+
+
+def tested(
+    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor
+) -> dict[str, Any]:
+    """What the choices came to on the test set; every measure at the calibrated temperature."""
+    averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
+    p_NK = averaged_NK.softmax(1)
+    confidence_N, predictions_N = p_NK.max(1)
+    answered_N = conformal.reaches(confidence_N, calibration.threshold)
+    wrong = (predictions_N != labels_N)[answered_N].double()
+    found: dict[str, Any] = {
+        "measures": {name: fn(averaged_NK.log_softmax(1), labels_N) for name, fn in metrics.ALL.items()},
+        "answered": answered_N.double().mean().item(),
+        "risk": wrong.mean().item() if len(wrong) else None,
+    }
+    if calibration.quantiles is not None:
+        sets_NK = conformal.label_sets(p_NK, calibration.quantiles, calibration.conformal)
+        hit_N = sets_NK.gather(1, labels_N[:, None])[:, 0].double()
+        counts_K = labels_N.bincount(minlength=p_NK.shape[1])
+        per_class_K = torch.bincount(labels_N, hit_N, len(counts_K))[counts_K > 0] / counts_K[counts_K > 0]
+        found["set_coverage"] = hit_N.mean().item()
+        found["set_coverage_worst_class"] = per_class_K.min().item()
+        found["set_size"] = sets_NK.sum(1).double().mean().item()
+    if calibration.ood_threshold is not None:
+        found["ood_accepted"] = conformal.reaches(ood_scores_N, calibration.ood_threshold).double().mean().item()
+    return found
+
+
+def decisions(about: About, logits_NK: Tensor, confidence_N: Tensor, ood_score_N: Tensor) -> dict[str, Tensor]:
+    """What a calibrated ensemble adds to its answers, also inside an exported graph; nothing where it is not.
+
+    label_set [N, K]: whether each class belongs to the set that holds the true one with probability 1 - alpha
+    abstain [N]: whether the input should go to somebody else; reason [N]: 0 it is answered, 1 unsure, 2 unlike the
+        training images, which counts first
+    ood_threshold [N]: of the OOD score, the same for every input
+    """
+    if about.calibration is None:
+        return {}
+    found = Calibration(**about.calibration)
+    sets = {}
+    if found.quantiles is not None:
+        p_NK = (logits_NK / found.temperature).softmax(1)
+        sets["label_set"] = conformal.label_sets(p_NK, found.quantiles, found.conformal)
+    reason_N = (~conformal.reaches(confidence_N, found.threshold)).long()
+    if found.ood_threshold is not None:
+        sets["ood_threshold"] = torch.full_like(ood_score_N, found.ood_threshold)
+        reason_N = torch.where(conformal.reaches(ood_score_N, found.ood_threshold), reason_N, 2)
+    return {**sets, "abstain": reason_N > 0, "reason": reason_N}
+
+
+def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig:
+    """A run's own targets, but for those that a command names; a risk takes the place of a coverage."""
+    named = {key: value for key, value in asked.items() if value is not None}
+    aims = CalibrationConfig(**{**asdict(own), **({"coverage": None} if "risk" in named else {}), **named})
+    check_calibration(aims)
+    return aims
+
+
+def of_run(results: Results, members: list[int], average: str, asked: Mapping[str, Any]) -> Calibration | None:
+    """That of the run's evaluation; for other members, averages or targets, chosen anew on the same kept logits.
+
+    asked: keys of `calibration`, None where they are the run's. None if the run was not calibrated.
+    """
+    try:
+        result = results.result() or {}
+        whole = Calibration(**{entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
+        evaluated = result["member_ids"]
+        if (evaluated, result["average"]) == (members, average) and set(asked.values()) <= {None}:
+            return whole
+        rows = [evaluated.index(number) for number in members]
+        saved = load_tensors(results.logits_file)
+        logits_MNK, labels_N = saved[LOGITS][rows], saved[LABELS]
+        if labels_N.shape != logits_MNK.shape[1:2] or not 0 <= labels_N.min() <= labels_N.max() < logits_MNK.shape[2]:
+            raise ValueError(f"{results.logits_file} is damaged")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError):
+        return None
+    own = CalibrationConfig(**{entry.name: getattr(whole, entry.name) for entry in fields(CalibrationConfig)})
+    scores_N = saved.get(SCORES) if members == evaluated else None
+    strict = asked.get("alpha") is not None
+    return fit(logits_MNK, labels_N, average, aimed(own, asked), scores_N, strict)

@@ -1,0 +1,108 @@
+"""Scores that tell images of the training's kind from others, and how well each does on OOD sets and groups of them.
+
+Legend: M members, N inputs, D features, K classes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicedist import metrics
+from dicedist.evaluation.readings import Readings
+from dicedist.metrics.features import Reference
+from dicedist.metrics.measures import OOD
+from dicedist.metrics.ood import auroc_resamples, percentiles
+
+HISTOGRAM = 20
+EVERY_SET = "all"  # the group of a run that names no others
+Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """All scores of an ensemble; those of w and of features only where there is a w, or training features."""
+
+    average: str
+    independence: Callable[[Readings, Tensor], Tensor] | None  # the mean of 1 - w over pairs of members
+    reference: Reference | None
+    temperature: float = 1.0
+    scaled_temperature: float = 1.0  # of the logits times independence
+
+    def __call__(self, readings: Readings) -> Scores:
+        logits_NK = metrics.ensemble_logits(readings.logits_NK, self.average)
+        mean_NK = metrics.ensemble_logits(readings.logits_NK)  # log-probabilities have no scale left
+        entropies = metrics.entropies(readings.logits_NK)
+        scores = {
+            "max_softmax": metrics.confidence(logits_NK),
+            "max_softmax_tempered": metrics.confidence(logits_NK / self.temperature),
+            "entropy": -entropies["predictive_entropy"],
+            "mutual_information": -entropies["mutual_information"],
+            "max_logit": mean_NK.amax(1),
+            "energy": mean_NK.logsumexp(1),
+        }
+        if self.reference is not None:
+            scores["knn"] = self.reference.knn(readings.means_ND)
+            scores["mahalanobis"] = self.reference.mahalanobis(readings.means_ND)
+        if self.independence is not None:
+            share_N = self.independence(readings, logits_NK)
+            scaled_NK = logits_NK * share_N[:, None]
+            scores["w_only"] = share_N
+            scores["dice_x_w"] = metrics.confidence(scaled_NK)
+            scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
+        return scores
+
+    def used(self, readings: Readings) -> Tensor:
+        """The score that predictions carry: DICE x w, or without w the largest probability."""
+        logits_NK = metrics.ensemble_logits(readings.logits_NK, self.average)
+        if self.independence is not None:
+            logits_NK = logits_NK * self.independence(readings, logits_NK)[:, None]
+        return metrics.confidence(logits_NK)
+
+
+def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """`ood`: set -> score -> measures; `ood_groups`: group -> the sets found and missing, score -> mean measures."""
+    by_set: dict[str, Any] = {}
+    resamples: dict[str, dict[str, Tensor]] = {}
+    for name, scores in outside.items():
+        resamples[name] = {score: auroc_resamples(inside[score], scores[score]) for score in inside}
+        by_set[name] = {
+            score: {
+                **metrics.ood(inside[score], scores[score]),
+                "auroc_interval": percentiles(resamples[name][score]),
+                **histograms(inside[score], scores[score]),
+            }
+            for score in inside
+        }
+    by_group = {}
+    for group, members in groups.items():
+        if found := [name for name in members if name in outside]:
+            by_group[group] = {
+                "sets": found,
+                "missing": [name for name in members if name not in outside],
+                "scores": {score: averaged(score, found, by_set, resamples) for score in inside},
+            }
+    return {"ood": by_set, "ood_groups": by_group}
+
+
+def averaged(
+    score: str, names: Sequence[str], by_set: Mapping[str, Any], resamples: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, Any]:
+    """Means over sets; the interval is that of the mean, whose sets share the resampled test images."""
+    means = {measure.name: fmean(by_set[name][score][measure.name] for name in names) for measure in OOD}
+    together_R = torch.stack([resamples[name][score] for name in names]).mean(0)
+    return {**means, "auroc_interval": percentiles(together_R)}
+
+
+def histograms(inside_N: Tensor, outside_N: Tensor) -> dict[str, Any]:
+    """The share of scores in each of equal bins: of 0..1, or of the range of a score that has no such bounds."""
+    low, high = (min(inside_N.min(), outside_N.min()).item(), max(inside_N.max(), outside_N.max()).item())
+    low, high = (0.0, 1.0) if 0 <= low and high <= 1 else (low, high)
+    return {"range": [low, high], "histogram": [histogram(side_N, low, high) for side_N in (inside_N, outside_N)]}
+
+
+def histogram(scores_N: Tensor, low: float = 0, high: float = 1) -> list[float]:
+    return (torch.histc(scores_N.float(), HISTOGRAM, low, high) / len(scores_N)).tolist()

@@ -1,0 +1,150 @@
+"""Thresholds chosen on held-out inputs: coverage over many splits, plain loops, values by hand, refusals."""
+
+import math
+
+import pytest
+import torch
+
+from dicedist.config import compose_config
+from dicedist.config.schema import CalibrationConfig
+from dicedist.evaluation import calibration
+from dicedist.evaluation.tables import calibration_table
+from dicedist.metrics import conformal
+from dicedist.metrics.conformal import NEVER, abstention_threshold, acceptance_threshold, label_sets, nonconformity
+
+
+def random_case(N, K=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels_N = torch.randint(K, (N,), generator=generator)
+    logits_NK = 1.5 * torch.randn(N, K, generator=generator, dtype=torch.float64)
+    logits_NK[torch.arange(N), labels_N] += 1
+    return logits_NK, labels_N
+
+
+@pytest.mark.parametrize("kind", conformal.CONFORMAL)
+@pytest.mark.parametrize("per_class", [False, True])
+def test_coverage_over_200_splits(kind, per_class):
+    """Marginal coverage over splits: at least 1 - alpha, and no more than 1/(n + 1) above it where scores have no ties.
+
+    The scores of APS have: of the least probable class it is always 1.
+    """
+    alpha, n, m, covered = 0.1, 300, 500, 0
+    logits_NK, labels_N = random_case(200 * (n + m))
+    p_NK = logits_NK.softmax(1)
+    for split in torch.arange(len(p_NK)).split(n + m):
+        chosen, new = split[:n], split[n:]
+        limits = conformal.quantiles(p_NK[chosen], labels_N[chosen], alpha, kind, per_class)
+        covered += label_sets(p_NK[new], limits, kind).gather(1, labels_N[new, None]).sum().item()
+    smallest = n if not per_class else n / 8  # a class of five has at least so many of the 300
+    # Binomial twice: the quantile varies with the calibration inputs, the hits with the new ones.
+    spread = math.sqrt(alpha * (1 - alpha) / (200 * smallest) + alpha * (1 - alpha) / (200 * m))
+    most = 1 - alpha + (1 / (smallest + 1) if kind == "lac" else 0.03)
+    assert 1 - alpha - 4 * spread <= covered / (200 * m) <= most + 4 * spread
+
+
+def test_every_class_is_covered_where_asked():
+    """A class that is hard loses coverage marginally, and gets it back per class."""
+    logits_NK, labels_N = random_case(20_000)
+    logits_NK[labels_N == 0, 0] -= 1.5
+    p_NK, half = logits_NK.softmax(1), 10_000
+    worst = {}
+    for per_class in (False, True):
+        limits = conformal.quantiles(p_NK[:half], labels_N[:half], 0.1, "lac", per_class)
+        hit_N = label_sets(p_NK[half:], limits, "lac").gather(1, labels_N[half:, None])[:, 0].double()
+        worst[per_class] = min(hit_N[labels_N[half:] == k].mean().item() for k in range(5))
+    assert worst[False] < 0.85 and worst[True] == pytest.approx(0.9, abs=0.025)
+
+
+def test_scores_by_hand():
+    p_NK = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
+    assert nonconformity(p_NK, "lac")[0].tolist() == pytest.approx([0.8, 0.5, 0.7])
+    assert nonconformity(p_NK, "aps")[0].tolist() == pytest.approx([1.0, 0.5, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "nth"), [(9, 0.1, 9), (10, 0.1, 10), (19, 0.1, 18), (99, 0.05, 95), (4, 0.5, 3)]
+)
+def test_the_quantile_is_the_order_statistic_of_split_conformal(n, alpha, nth):
+    """ceil((n + 1)(1 - alpha)), in whole numbers."""
+    scores_N = torch.randperm(n).double() + 1
+    assert conformal.quantile(scores_N, alpha) == nth
+
+
+def test_abstention_equals_a_plain_loop():
+    logits_NK, labels_N = random_case(300)
+    confidence_N, predictions_N = logits_NK.softmax(1).max(1)
+    right_N = predictions_N == labels_N
+    for risk in (0.05, 0.2, 0.35):
+        best = NEVER
+        for candidate in sorted(confidence_N.tolist(), reverse=True):
+            if (~right_N[confidence_N >= candidate]).double().mean() <= risk:
+                best = candidate
+        assert abstention_threshold(confidence_N, right_N, risk, None) == best
+    accepted = abstention_threshold(confidence_N, right_N, None, 0.7)
+    assert (confidence_N >= accepted).sum() == 210
+
+
+def test_equal_confidences_are_answered_together():
+    confidence_N, right_N = torch.tensor([0.9, 0.5, 0.5]), torch.tensor([True, True, False])
+    assert abstention_threshold(confidence_N, right_N, 0.1, None) == pytest.approx(0.9)
+    assert abstention_threshold(confidence_N, ~right_N, 0.1, None) == NEVER
+
+
+def test_nineteen_of_twenty_reach_the_acceptance_threshold():
+    scores_N = torch.randperm(100).double()
+    assert acceptance_threshold(scores_N) == 5
+
+
+def ensemble_case(N=400):
+    logits_NK, labels_N = random_case(N)
+    return torch.stack([logits_NK, logits_NK + 0.3 * torch.randn(N, 5, dtype=torch.float64)]), labels_N
+
+
+def targets(**changes):
+    return CalibrationConfig(
+        **(
+            {
+                "alpha": 0.1,
+                "conformal": "lac",
+                "per_class": False,
+                "risk": 0.2,
+                "coverage": None,
+                "source": "validation",
+            }
+            | changes
+        )
+    )
+
+
+def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
+    logits_MNK, labels_N = ensemble_case()
+    scores_N = logits_MNK.mean(0).softmax(1).amax(1)
+    fitted = calibration.fit(logits_MNK, labels_N, "logits", targets(), scores_N)
+    found = calibration.tested(fitted, logits_MNK, labels_N, "logits", scores_N)
+    assert found["risk"] <= 0.2 and found["set_coverage"] >= 0.9 and found["ood_accepted"] >= 0.95
+    assert "chosen on 400 validation images" in calibration_table({"calibration": {**vars(fitted), "test": found}})
+    answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), None)
+    assert calibration.tested(answered, logits_MNK, labels_N, "logits", scores_N)["answered"] == pytest.approx(0.5)
+    assert answered.ood_threshold is None and answered.risk is None
+
+
+def test_too_few_inputs_cost_the_sets_of_a_training_and_refuse_a_wish(capsys):
+    logits_MNK, labels_N = ensemble_case(8)
+    assert calibration.fit(logits_MNK, labels_N, "logits", targets(), None).quantiles is None
+    line = "calibration.alpha=0.1 needs 9 calibration images"
+    assert line in capsys.readouterr().err
+    with pytest.raises(ValueError, match=f"{line}.*there are 8, so write calibration.alpha=0.112"):
+        calibration.fit(logits_MNK, labels_N, "logits", targets(), None, strict=True)
+
+
+def test_a_risk_takes_the_place_of_a_coverage():
+    assert calibration.aimed(targets(coverage=0.8), {"risk": 0.1}) == targets(risk=0.1)
+    assert calibration.aimed(targets(), {"risk": None, "alpha": 0.2}) == targets(alpha=0.2)
+
+
+@pytest.mark.parametrize(
+    "setting", ["calibration.alpha=0", "calibration.alpha=1", "calibration.risk=1", "calibration.coverage=0"]
+)
+def test_impossible_targets_are_refused(setting):
+    with pytest.raises(ValueError, match=f"^{setting}(.0)?: write a number"):
+        compose_config([setting])

@@ -1,0 +1,114 @@
+"""Scores on features against plain numpy and scikit-learn; both conventions of FPR95; the bootstrap of the AUROC."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.neighbors import NearestNeighbors
+
+from dicedist.evaluation.detection import Scorer, detect
+from dicedist.evaluation.readings import Readings
+from dicedist.metrics import ood
+from dicedist.metrics.features import NEIGHBOURS, Reference
+from dicedist.metrics.ood import auroc_resamples, percentiles
+
+
+def drawn(*shape, seed=0, shift=0.0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) + shift
+
+
+@pytest.fixture(scope="module")
+def reference():
+    labels_R = torch.arange(300) % 4
+    features_MRD = drawn(3, 300, 6) + labels_R[None, :, None]
+    return Reference.of(features_MRD, labels_R, 5), features_MRD, labels_R  # a fifth class has no images
+
+
+def test_knn_equals_scikit_learn(reference):
+    found, features_MRD, _ = reference
+    new_MND = drawn(3, 40, 6, seed=1)
+
+    def together(features):
+        directions = features / features.norm(dim=2, keepdim=True)
+        return np.concatenate([member.numpy() for member in directions], axis=1)
+
+    oracle = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(together(features_MRD))
+    expected = -oracle.kneighbors(together(new_MND))[0][:, -1]
+    assert found.knn(new_MND).numpy() == pytest.approx(expected, abs=1e-3)
+
+
+def test_mahalanobis_equals_plain_numpy(reference):
+    found, features_MRD, labels_R = reference
+    new_MND = drawn(3, 40, 6, seed=1)
+    expected = np.zeros(40)
+    for member, new in zip(features_MRD.numpy().astype(float), new_MND.numpy().astype(float), strict=True):
+        means = np.stack([member[labels_R.numpy() == k].mean(0) for k in range(4)])
+        within = EmpiricalCovariance(assume_centered=True).fit(member - means[labels_R.numpy()])
+        distances = [np.einsum("nd,de,ne->n", new - mean, within.precision_, new - mean) for mean in means]
+        expected += np.min(distances, axis=0) / 3
+    assert -found.mahalanobis(new_MND).numpy() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_feature_that_never_varies_does_not_count():
+    features_MRD = drawn(1, 100, 3)
+    features_MRD[..., 2] = 0  # as where members of other widths are padded
+    found = Reference.of(features_MRD, torch.arange(100) % 2, 2)
+    apart = torch.tensor([[[0.0, 0.0, 0.0], [0.0, 0.0, 50.0]]])
+    near, far = found.mahalanobis(apart).tolist()
+    assert near == pytest.approx(far)
+
+
+def test_both_conventions_of_fpr95_equal_scikit_learn():
+    inside, outside = drawn(400, seed=2, shift=1.0), drawn(300, seed=3)
+    found = ood(inside, outside)
+    scores, is_in = np.concatenate([inside, outside]), np.repeat([1, 0], [400, 300])
+    for name, positive, score in (("fpr95", is_in, scores), ("fpr95_ood_positive", 1 - is_in, -scores)):
+        fpr, tpr, _ = roc_curve(positive, score, drop_intermediate=False)
+        assert found[name] == pytest.approx(fpr[np.argmax(tpr >= 0.95)]), name
+    assert found["fpr95"] != found["fpr95_ood_positive"]
+
+
+def test_resampled_auroc_equals_resampling_by_hand():
+    inside, outside = drawn(60, seed=4, shift=1.0).round(decimals=1), drawn(50, seed=5).round(decimals=1)
+    found = auroc_resamples(inside, outside)
+    draws = torch.Generator().manual_seed(0)
+    rows_in, rows_out = (torch.randint(n, (25, n), generator=draws) for n in (60, 50))
+    for nth in range(25):
+        scores = np.concatenate([inside[rows_in[nth]], outside[rows_out[nth]]])
+        assert found[nth].item() == pytest.approx(roc_auc_score(np.repeat([1, 0], [60, 50]), scores)), nth
+    low, high = percentiles(found)
+    assert low < ood(inside, outside)["auroc"] < high
+
+
+def readings(seed, shift=0.0, M=3, N=80, K=4):
+    return Readings(
+        drawn(M, N, K, seed=seed, shift=shift), drawn(M, N, 6, seed=seed + 1, shift=shift), torch.ones(M, N, 6)
+    )
+
+
+def test_scores_by_plain_numpy(reference):
+    own = readings(7)
+    found = Scorer("logits", lambda readings, logits_NK: torch.full((80,), 0.5), reference[0])(own)
+    logits = own.logits_NK.numpy().astype(float)
+    mean = logits.mean(0)
+    assert found["energy"].numpy() == pytest.approx(np.log(np.exp(mean).sum(1)))
+    assert found["max_logit"].numpy() == pytest.approx(mean.max(1))
+    p = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+    assert found["entropy"].numpy() == pytest.approx((p.mean(0) * np.log(p.mean(0))).sum(1))
+    halved = np.exp(mean / 2) / np.exp(mean / 2).sum(1, keepdims=True)
+    assert found["dice_x_w"].numpy() == pytest.approx(halved.max(1))
+
+
+def test_groups_average_the_sets_that_were_found(reference):
+    score = Scorer("logits", None, reference[0])
+    outside = {"a": score(readings(20, 0.2)), "b": score(readings(30, 0.4))}
+    found = detect(score(readings(7)), outside, {"near": ["a", "absent"], "far": ["b"], "none": ["absent"]})
+    assert found["ood_groups"].keys() == {"near", "far"}
+    assert found["ood_groups"]["near"]["missing"] == ["absent"]
+    every = detect(score(readings(7)), outside, {"all": ["a", "b"]})["ood_groups"]["all"]["scores"]["knn"]
+    assert every["auroc"] == pytest.approx((found["ood"]["a"]["knn"]["auroc"] + found["ood"]["b"]["knn"]["auroc"]) / 2)
+    assert every["auroc_interval"][0] < every["auroc"] < every["auroc_interval"][1]
+    low, high = found["ood"]["a"]["energy"]["range"]
+    assert low < 0 or high > 1
+    assert [sum(side) for side in found["ood"]["a"]["energy"]["histogram"]] == pytest.approx([1, 1])
