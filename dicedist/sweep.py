@@ -1,11 +1,15 @@
-"""Train every combination of some values, one process group each.
+"""Train every combination of some values, one process group each; or search for the best ones.
 
 Examples:
     launch/sweep redundancy.delta=0.1,0.2,0.4 seed=0,1,2                  nine trainings
     launch/sweep --name tryout --nproc 5 method=ind,dice data=shapes network=resnet8 epochs=5
-    launch/sweep --at-once 2 seed=range(0,8)                              two at a time
+    launch/sweep --at-once 2 'seed=range(0,8)'                            two at a time
+    launch/sweep search=optuna --trials 30 'redundancy.delta=interval(0.02,0.6,log)' 'optimizer.lr=choice(0.05,0.1)'
+    launch/sweep search=optuna --objective accuracy,ratio_error ...       several: those that no other beats in all
 
 Stopped at any time, the same command continues: finished runs are skipped. A run that fails does not end the sweep.
+A search aims at validation measures, and leaves the test set unread until --test; the same command in another terminal,
+or on another machine that sees the folder, helps it.
 """
 
 import argparse
@@ -13,24 +17,40 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from dicedist.cluster.process import command
 from dicedist.config.literal import split_values
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
 from dicedist.reporting.page import write_report
 from dicedist.runs.jobs import Job, num_devices, ranks_for
 from dicedist.runs.queue import Queue
+from dicedist.runs.run import Results
+from dicedist.studies.objectives import objectives_of
+from dicedist.studies.outcome import conclude
+from dicedist.studies.search import Plan, Search
+from dicedist.studies.spaces import spaces_in
 
 RANGE = re.compile(r"range\((-?\d+(?:,-?\d+){0,2})\)")
+ACCURACY, *UNCERTAINTY = [measure for measure in ENSEMBLE if measure.quick]
+COLUMNS: list[tuple[str, str, Measure]] = [  # title, part of a result, measure; one chooses by validation
+    ("validation ", "validation", ACCURACY),
+    ("test ", "ensemble", ACCURACY),
+    ("members' ", "members", ACCURACY),
+    *(("tempered ", "ensemble_tempered", measure) for measure in UNCERTAINTY),
+    *(("", "diversity", measure) for measure in DIVERSITY if measure.summary),
+]
 UNFIT = re.compile(r"[^\w.+-]+")  # for the name of a folder
 
 
 def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     directory = Path(options.dir) / options.name
+    if any(override.startswith("search=") for override in options.overrides):
+        search(options, directory)
+        return
     swept, jobs = combinations(options.overrides, directory, options.name)
     if not jobs:
         raise ValueError("a range without a number gives no run: write range(0,3) for 0, 1 and 2")
@@ -50,8 +70,9 @@ def run(arguments: Sequence[str]) -> None:
         say(f"\n{results(swept, jobs)}")
     finished = [job.run for job in jobs if job.result is not None]
     if finished:
-        write_report(finished, directory / "report.html")
-        say(f"figures: {directory / 'report.html'}")
+        page = Results(directory).report_file
+        write_report(finished, page)
+        say(f"done: {page}")
     if failed:
         raise ValueError(
             f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again, "
@@ -67,12 +88,50 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dir", default="runs", help="where the folder is made")
     parser.add_argument("--nproc", type=int, help="processes of a run (a part a GPU or core, as far as they go)")
     parser.add_argument("--at-once", type=int, help="runs at a time (as many as the GPUs or cores have room for)")
+    parser.add_argument("--trials", type=int, default=20, help="of a search; a number larger than before adds to it")
+    parser.add_argument(
+        "--objective", default="nll", help="of a search: nll, accuracy, ece, ratio_error, members/nll ..."
+    )
+    parser.add_argument("--no-pruning", action="store_true", help="every trial of a search runs to its end")
+    parser.add_argument("--test", action="store_true", help="measure the best trial on the test set when all are done")
     parser.add_argument("overrides", nargs="+", metavar="key=value,value", help="keys of the training config")
-    options = parser.parse_args(arguments)
-    for name in ("nproc", "at_once"):
+    options = parser.parse_intermixed_args(arguments)
+    for name in ("nproc", "at_once", "trials"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: write a number above 0")
     return options
+
+
+def search(options: argparse.Namespace, directory: Path) -> None:
+    """One training after another, each proposed from what the others came to."""
+    values = dict(override.partition("=")[::2] for override in options.overrides)
+    if (kind := values.pop("search")) != "optuna":
+        raise ValueError(f"search={kind}: write search=optuna")
+    spaces, fixed = spaces_in(values)
+    if not spaces:
+        raise ValueError("a search needs a key to choose: write key=interval(low,high,log) or key=choice(a,b)")
+    overrides = (*(f"{key}={text}" for key, text in fixed.items()), f"tracking.experiment={options.name}")
+    objectives = objectives_of(options.objective)
+    plan = Plan(directory, overrides, spaces, objectives, options.trials, prunes=not options.no_pruning)
+    ranks = options.nproc or ranks_for(plan.check().config)
+    at_once = options.at_once or max(1, num_devices() // ranks)
+    searching = Search(plan, ranks, at_once)
+    processes = f"{ranks} process{'es' * (ranks > 1)} each, {at_once} at once"
+    say(f"{plural(options.trials, 'trial')} in {directory}, {processes}, {searching.already} ended before")
+    searching.run()
+    conclude(searching)
+    if options.test:
+        test(searching)
+
+
+def test(searching: Search) -> None:
+    """The runs of the best trials go on to their evaluation."""
+    trained = map(searching.job_of, searching.best())
+    jobs = [Job(job.name, (*job.overrides, "evaluate.test=true")) for job in trained]
+    failed = Queue(jobs, searching.ranks, 1, searching.plan.directory).run()
+    if failed:
+        raise ValueError(f"failed: {', '.join(failed)} (logs in {searching.plan.directory})")
+    say(f"\n{results([], jobs)}")
 
 
 def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> tuple[list[str], list[Job]]:
@@ -100,16 +159,12 @@ def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
     for job in jobs:
         values = dict(override.split("=", 1) for override in job.overrides)
         result = job.result
-        figures: list[Any] = ["-"] * 6
+        figures: list[Any] = [None] * len(COLUMNS)
         if result is not None:
-            valid = job.run.last_validation("ensemble/accuracy")
-            members = fmean(member["accuracy"] for member in result["members"]["per_member"])
-            ensemble, tempered = result["ensemble"], result["ensemble_tempered"]
-            errors = result["diversity"]["ratio_error"]
-            chosen_by = "-" if valid is None else 100 * valid
-            figures = [chosen_by, 100 * ensemble["accuracy"], 100 * members, tempered["nll"], tempered["ece"], errors]
+            found = {**result, "validation": {ACCURACY.name: job.run.last_validation(f"ensemble/{ACCURACY.name}")}}
+            figures = [measure.in_unit(found[part][measure.name]) for _, part, measure in COLUMNS]
         rows.append([*(values[key] for key in swept), *figures])
-    return table([*swept, "validation %", "test %", "members %", "nll, tempered", "ece, tempered", "ratio-error"], rows)
+    return table([*swept, *(f"{title}{measure.heading}" for title, _, measure in COLUMNS)], rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelt key at once."""
 
+import re
+
 import pytest
 
 from dicedist import sweep
@@ -17,6 +19,7 @@ def test_three_jobs_of_which_one_fails(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"failed: size-1 \(logs in .*sizes\); the same command tries again"):
         sweep.run(arguments)
     told = capsys.readouterr().out
+    assert re.search(r"3 runs in .*, 1 process each, \d+ at once", told)
     assert "size-1: failed: this method compares members" in told
     rows = told[told.index("ensemble.size  ") :].splitlines()[2:5]
     assert [row.split()[0] for row in rows] == ["2", "1", "3"]

@@ -1,0 +1,104 @@
+"""How sure a figure is: intervals over seeds (Student's t) and over inputs (bootstrap), plain or paired.
+
+Shapes: N inputs, K classes, R resamples (B at a time). Differences are value - baseline.
+Seeds say how much training varies, inputs how much the test set does; neither interval covers the other.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+RESAMPLES_AT_ONCE = 64
+
+InputMeasure = Callable[[Tensor, Tensor], Tensor | float]
+
+
+class Interval(NamedTuple):
+    mean: float  # over seeds; for a bootstrap the value on all inputs as they are
+    deviation: float | None  # of a seed; for a bootstrap the standard error
+    lower: float | None
+    upper: float | None
+    n: int  # seeds or inputs
+
+    def times(self, scale: float) -> "Interval":
+        deviation, lower, upper = (None if v is None else scale * v for v in (self.deviation, self.lower, self.upper))
+        return Interval(scale * self.mean, deviation, lower, upper, self.n)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether a difference is beyond its noise; unknown counts as no."""
+        return self.lower is not None and self.upper is not None and not self.lower <= 0 <= self.upper
+
+
+def over_seeds(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean, standard deviation and t interval of one figure per seed; one seed has neither of the last two."""
+    if not values:
+        raise ValueError("an interval over seeds needs the figure of at least one seed")
+    n, mean = len(values), statistics.fmean(values)
+    if n == 1:
+        return Interval(mean, None, None, None, 1)
+    deviation = statistics.stdev(values)
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * deviation / math.sqrt(n)
+    return Interval(mean, deviation, mean - half, mean + half, n)
+
+
+def paired_over_seeds(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
+    """The t interval of the differences, seed by seed: what both share with a seed cancels."""
+    if len(values) != len(baseline):
+        raise ValueError(f"pairs need the same seeds on both sides: got {len(values)} and {len(baseline)} figures")
+    return over_seeds([value - other for value, other in zip(values, baseline, strict=True)], level)
+
+
+def bootstrap(
+    measure: InputMeasure,
+    log_p_NK: Tensor,
+    labels_N: Tensor,
+    baseline_NK: Tensor | None = None,
+    num_resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """The percentile interval of a measure over resampled inputs, or of its difference from `baseline_NK` on the same.
+
+    A measure that gives one value per input is averaged, all resamples in a few products; any other is called per
+    resample. Equal seeds draw equal inputs, so that intervals of several measures or methods belong together.
+    """
+    if num_resamples < 2:
+        raise ValueError(f"num_resamples, the number of draws of all inputs, must be at least 2: got {num_resamples}")
+    sides = [log_p_NK] if baseline_NK is None else [log_p_NK, baseline_NK]
+    whole = [measure(side_NK, labels_N) for side_NK in sides]
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(whole[0], Tensor):
+        values_N = _difference(whole)
+        value, drawn_R = values_N.mean().item(), _resampled_means(values_N, num_resamples, generator)
+    else:
+        value = float(_difference(whole))
+        rows = (_draw(1, len(labels_N), generator)[0].to(labels_N.device) for _ in range(num_resamples))
+        drawn = [_difference([measure(side_NK[row_N], labels_N[row_N]) for side_NK in sides]) for row_N in rows]
+        drawn_R = torch.tensor(drawn, dtype=torch.float64)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    lower, upper = torch.quantile(drawn_R, tails).tolist()
+    return Interval(value, drawn_R.std().item(), lower, upper, len(labels_N))
+
+
+def _difference(sides: Sequence[Tensor | float]) -> Tensor:
+    value, *baseline = (torch.as_tensor(side, dtype=torch.float64) for side in sides)
+    return value - baseline[0] if baseline else value
+
+
+def _draw(num_resamples: int, N: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(N, (num_resamples, N), generator=generator)
+
+
+def _resampled_means(values_N: Tensor, num_resamples: int, generator: torch.Generator) -> Tensor:
+    """Mean of the values over the inputs of each resample, the same draws as one resample at a time."""
+    N, means = len(values_N), []
+    for first in range(0, num_resamples, RESAMPLES_AT_ONCE):
+        rows_BN = _draw(min(RESAMPLES_AT_ONCE, num_resamples - first), N, generator).to(values_N.device)
+        means.append(values_N[rows_BN].mean(dim=1))
+    return torch.cat(means).cpu()

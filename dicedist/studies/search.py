@@ -1,0 +1,280 @@
+"""A search: trials of one training each, proposed by Optuna from the trials before them, ended early where others were
+better at the same epoch. It sees validation inputs only.
+
+DIRECTORY/
+    study.db                                    every trial, its values and its course; Optuna's own tools read it too
+    trial-0007/ trial-0007.log trial-0007.lock  the run of a trial, its output, and who watches over it
+    best.yaml search.html                       the best config as an experiment, and the page
+
+Started again, or in several processes at once, the same search goes on: a trial whose watcher has ended is continued.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT
+from dicedist.cluster.signals import Stopped
+from dicedist.console.lines import duration, say
+from dicedist.runs.jobs import Job
+from dicedist.runs.queue import gpus_of, last_words
+from dicedist.runs.warm import Fork
+from dicedist.studies.objectives import Objective
+from dicedist.studies.spaces import Choice, Interval, Space
+
+if TYPE_CHECKING:
+    import optuna
+
+POLL = 0.5  # seconds
+UNWATCHED = 4  # trials that always run to their end, so that later ones have something to be compared with
+WARM_UP = 0.25  # share of a run's epochs after which it may be ended early
+
+
+@dataclass(frozen=True)
+class Plan:
+    directory: Path
+    fixed: tuple[str, ...]  # overrides of every trial
+    spaces: Mapping[str, Space]
+    objectives: tuple[Objective, ...]
+    trials: int
+    seed: int = 0  # of the proposals; that of the runs is a key like any other
+    prunes: bool = True
+
+    def job(self, number: int, values: Mapping[str, Any]) -> Job:
+        name = f"trial-{number:04d}"
+        chosen = (f"{key}={value}" for key, value in values.items())
+        place = (f"run.dir={self.directory}", f"run.name={name}", "evaluate.test=false")
+        return Job(name, (*self.fixed, *chosen, *place))
+
+    def figures(self, values: Sequence[float]) -> str:
+        return ", ".join(f"{o.title} {o.shown(value)}" for o, value in zip(self.objectives, values, strict=True))
+
+    def check(self) -> Job:
+        """ValueError if a key is misspelt, or if there is nothing to choose by; a job with the first of all values."""
+        first = {key: s.values[0] if isinstance(s, Choice) else number(s, s.low) for key, s in self.spaces.items()}
+        job = self.job(0, first)
+        if job.config.data.split == "full":
+            raise ValueError("a search chooses by validation inputs, and data.split=full leaves none: write holdout")
+        return job
+
+
+@dataclass
+class Watched:
+    trial: "optuna.Trial"
+    job: Job
+    process: Popen | Fork
+    lock: FileLock
+
+
+class Search:
+    def __init__(self, plan: Plan, ranks: int, at_once: int = 1):
+        self.plan, self.ranks = plan, ranks
+        self.epochs = plan.check().config.epochs
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        self.study = open_study(plan, self.epochs)
+        self.free = list(range(at_once))
+        self.running: dict[int, Watched] = {}
+        self.started, self.already = time.monotonic(), self.num_ended()
+
+    def run(self) -> None:
+        try:
+            while True:
+                while self.free and (watched := self.next_trial(self.free[0])) is not None:
+                    self.running[self.free.pop(0)] = watched
+                if not self.running:
+                    return
+                for place, watched in list(self.running.items()):
+                    if self.look_after(watched):
+                        del self.running[place]
+                        self.free.append(place)
+                        watched.lock.release()
+                time.sleep(POLL)
+        except Stopped:
+            for watched in self.running.values():
+                watched.process.terminate()
+            for watched in self.running.values():
+                watched.process.wait()
+            raise
+
+    def next_trial(self, place: int) -> Watched | None:
+        """One that lost its watcher, or a new one; None when all have been proposed."""
+        from optuna.trial import Trial, TrialState
+
+        with FileLock(self.plan.directory / ".study.lock"):
+            for found in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                lock = self.lock_of(found.number)
+                with contextlib.suppress(Timeout):
+                    lock.acquire(timeout=0)
+                    return self.start(Trial(self.study, found._trial_id), lock, place)
+            known = len(self.study.get_trials(deepcopy=False))
+            if known >= self.plan.trials:
+                return None
+            self.study.sampler = sampler(self.plan, known)
+            trial = self.study.ask({key: distribution(space) for key, space in self.plan.spaces.items()})
+            lock = self.lock_of(trial.number)
+            lock.acquire()
+        return self.start(trial, lock, place)
+
+    def lock_of(self, number: int) -> FileLock:
+        return FileLock(self.plan.directory / f"trial-{number:04d}.lock")
+
+    def start(self, trial: "optuna.Trial", lock: FileLock, place: int) -> Watched:
+        job = self.job_of(trial)
+        with self.log_of(job).open("a") as log:
+            return Watched(trial, job, job.start(self.ranks, gpus_of(place, self.ranks), log), lock)
+
+    def look_after(self, watched: Watched) -> bool:
+        """Passes on what the run has recorded; whether the trial has ended."""
+        from optuna.trial import TrialState
+
+        code = watched.process.poll()
+        self.report(watched)
+        if code is None:
+            if not (self.plan.prunes and len(self.plan.objectives) == 1 and watched.trial.should_prune()):
+                return False
+            watched.process.terminate()
+            watched.process.wait()
+            self.study.tell(watched.trial, state=TrialState.PRUNED)
+            self.tell(watched, "ended early")
+        elif code == EXIT_STOPPED:
+            raise Stopped
+        elif code in (0, EXIT_UNSENT) and all(map(math.isfinite, values := self.values_of(watched.job))):
+            self.study.tell(watched.trial, values)
+            self.tell(watched, self.plan.figures(values))
+        else:
+            watched.trial.set_user_attr("reason", reason := last_words(self.log_of(watched.job)))
+            # Optuna passes over what failed and would propose its like again; what was pruned counts as bad.
+            several = len(self.plan.objectives) > 1
+            self.study.tell(watched.trial, state=TrialState.FAIL if several else TrialState.PRUNED)
+            self.tell(watched, f"failed: {reason}")
+        return True
+
+    def report(self, watched: Watched) -> None:
+        """Optuna takes a course of a single objective only."""
+        if len(self.plan.objectives) > 1:
+            return
+        known = self.study.get_trials(deepcopy=False)[watched.trial.number].intermediate_values
+        for epoch, value in watched.job.run.validations(self.plan.objectives[0].name):
+            if round(epoch) not in known:
+                watched.trial.report(value, round(epoch))
+
+    def values_of(self, job: Job) -> list[float]:
+        """Of the last epoch, as in every result of this program; NaN where there is none."""
+        found = [job.run.last_validation(objective.name) for objective in self.plan.objectives]
+        return [math.nan if value is None else value for value in found]
+
+    def tell(self, watched: Watched, outcome: str) -> None:
+        ended, left = self.num_ended(), self.plan.trials - self.num_ended()
+        seconds = (time.monotonic() - self.started) / max(1, ended - self.already) * left
+        chosen = self.written(watched.trial.params).items()
+        values = ", ".join(f"{key.rpartition('.')[2]} {text}" for key, text in chosen)
+        say(f"[{ended}/{self.plan.trials}] {watched.job.name} ({values}): {outcome}, {duration(seconds)} left")
+
+    def outcomes(self) -> list[str]:
+        """How each trial ended, by number: complete, pruned, fail; or running."""
+        trials = self.study.get_trials(deepcopy=False)
+        return ["fail" if "reason" in trial.user_attrs else trial.state.name.lower() for trial in trials]
+
+    def num_ended(self) -> int:
+        return sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+
+    def log_of(self, job: Job) -> Path:
+        return self.plan.directory / f"{job.name}.log"
+
+    def best(self) -> list["optuna.trial.FrozenTrial"]:
+        """The best trial, or with several objectives those that no other is better than in all of them."""
+        from optuna.trial import TrialState
+
+        if not self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            raise ValueError(f"no trial of {self.plan.directory} came to its end: the logs there say why")
+        return self.study.best_trials
+
+    def job_of(self, trial: "optuna.trial.FrozenTrial | optuna.Trial") -> Job:
+        return self.plan.job(trial.number, self.written(trial.params))
+
+    def written(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {key: number(self.plan.spaces[key], value) for key, value in values.items()}
+
+    def best_values(self) -> dict[str, str]:
+        """The values that the best trial chose, as overrides take them; of several, the best in the first objective."""
+        first = self.plan.objectives[0].direction
+        found = sorted(self.best(), key=lambda trial: trial.values[0], reverse=first == "maximize")[0]
+        return self.written(found.params)
+
+
+def open_study(plan: Plan, epochs: int) -> "optuna.Study":
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError("search=optuna needs Optuna: pip install 'dicedist[search]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with FileLock(plan.directory / ".study.lock"), unexperimental():
+        study = optuna.create_study(
+            storage=f"sqlite:///{plan.directory / 'study.db'}",
+            study_name="search",
+            directions=[objective.direction for objective in plan.objectives],
+            pruner=optuna.pruners.MedianPruner(UNWATCHED, n_warmup_steps=math.ceil(WARM_UP * epochs)),
+            load_if_exists=True,
+        )
+        asked = asked_for(plan)
+        before = study.user_attrs.get("asked")
+        if before is not None and before != asked:
+            changed = sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key))
+            raise ValueError(
+                f"{plan.directory} holds another search ({', '.join(changed)} differ): take another --name, or the "
+                "same command"
+            )
+        study.set_user_attr("asked", asked)
+    return study
+
+
+def asked_for(plan: Plan) -> dict[str, Any]:
+    """What must not change while a search goes on; it may get more trials."""
+    return {
+        "objective": ",".join(objective.name for objective in plan.objectives),
+        "fixed": sorted(plan.fixed),
+        "seed": plan.seed,
+        **{key: str(space) for key, space in plan.spaces.items()},
+    }
+
+
+def sampler(plan: Plan, known: int) -> "optuna.samplers.BaseSampler":
+    """Keyed by the trial, as every draw of this program: a search that was stopped proposes what it would have."""
+    import optuna
+
+    startup = min(10, max(3, plan.trials // 3))
+    return optuna.samplers.TPESampler(seed=1000 * plan.seed + known, n_startup_trials=startup)
+
+
+def distribution(space: Space) -> "optuna.distributions.BaseDistribution":
+    import optuna
+
+    if isinstance(space, Choice):
+        return optuna.distributions.CategoricalDistribution(space.values)
+    if space.whole:
+        return optuna.distributions.IntDistribution(int(space.low), int(space.high), log=space.log)
+    return optuna.distributions.FloatDistribution(space.low, space.high, log=space.log)
+
+
+def number(space: Space, value: Any) -> str:
+    """As an override: numbers with four digits, so that a best config can be read and repeated."""
+    return f"{value:.4g}" if isinstance(space, Interval) and not space.whole else str(value)
+
+
+@contextlib.contextmanager
+def unexperimental() -> Iterator[None]:
+    """Optuna warns of every interface that is young; what is used here is tested."""
+    import warnings
+
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield

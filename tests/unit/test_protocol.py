@@ -1,0 +1,150 @@
+"""Protocols: what they may say, that they are committed before the test set is read, and what their page tells."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from dicedist.metrics.statistics import Interval
+from dicedist.reporting.evidence import Comparison, Contender, Curve, Stop, interpolated, markdown, sections
+from dicedist.reporting.records import Pooled
+from dicedist.studies.evidence import Evidence
+from dicedist.studies.protocol import commit_of, read_protocol
+
+TEXT = """
+title: Shapes
+setting: {data: shapes, network: resnet8, ensemble.size: 2, epochs: 2}
+baseline: ind
+search: {trials: 3, objective: nll}
+seeds: 4
+methods:
+  ind: {optimizer.lr: "interval(0.03,0.1,log)"}
+  plain: {method: dice, optimizer.lr: "choice(0.03,0.1)", bottleneck.log_beta: [[0, 100], [300, 8]]}
+curves: {plain: {redundancy.delta: [0, 0.5]}}
+curve_seeds: 2
+"""
+
+
+def protocol_in(folder, text=TEXT):
+    path = folder / "shapes.yaml"
+    path.write_text(text)
+    return read_protocol(str(path))
+
+
+def test_every_method_has_the_same_budget_and_seeds(tmp_path):
+    protocol = protocol_in(tmp_path)
+    assert protocol.num_runs == {"ind": 3 + 4, "plain": 3 + 4 + 2 * 2}
+    plans = [protocol.plan(method, tmp_path) for method in protocol.methods]
+    assert {(plan.trials, plan.seed, plan.objectives) for plan in plans} == {(3, 1000, (protocol.objective,))}
+    trial = plans[1].check().config
+    assert (trial.method.name, trial.seed, trial.evaluate.test) == ("dice", 1000, False)
+    assert trial.bottleneck.log_beta == [[0, 100], [300, 8]]
+    best = {"ind": {"optimizer.lr": "0.05"}, "plain": {"optimizer.lr": "0.1"}}
+    jobs = Evidence(protocol, tmp_path / "runs", 1).jobs(best)
+    assert len(jobs) == 8 + 4 and len({job.name for job in jobs}) == 12
+    assert [job.name for job in jobs[:3]] == ["ind-seed0", "plain-seed0", "ind-seed1"]
+    last = jobs[-1].config
+    assert (last.redundancy.delta, last.seed, last.optimizer.lr, last.evaluate.test) == (0.5, 1, 0.1, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("baseline: ind", "baseline: none", "baseline=none is none of its methods"),
+        ("seeds: 4", "", "lacks seeds"),
+        ("seeds: 4", "seeds: 4\nsede: 1", "sede is no part of a protocol (did you mean seeds?)"),
+        ("epochs: 2", "epocs: 2", "epocs: there is no such key (did you mean epochs?)"),
+        ('{optimizer.lr: "interval(0.03,0.1,log)"}', "{optimizer.lr: 0.1}", "ind has nothing to search over"),
+        ("{plain: {redundancy.delta", "{dice: {redundancy.delta", "curves name dice, which is none of its methods"),
+    ],
+)
+def test_mistakes_are_told_before_any_run(tmp_path, before, after, line):
+    assert before in TEXT
+    with pytest.raises(ValueError) as error:
+        protocol_in(tmp_path, TEXT.replace(before, after))
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_misspelt_name_is_told_the_nearest():
+    with pytest.raises(ValueError, match=r"no such protocol \(did you mean cifar10\?\)"):
+        read_protocol("cifar1")
+
+
+def test_every_protocol_of_the_project_can_be_read():
+    from dicedist.config.compose import CONF
+
+    found = sorted(path.stem for path in (CONF / "evidence").glob("*.yaml"))
+    assert found and all(read_protocol(name).title for name in found)
+
+
+def test_a_folder_keeps_the_protocol_that_it_was_begun_with(tmp_path):
+    Evidence(protocol_in(tmp_path), tmp_path / "runs", 1)
+    with pytest.raises(ValueError, match="begun with another version"):
+        Evidence(protocol_in(tmp_path, TEXT.replace("seeds: 4", "seeds: 5")), tmp_path / "runs", 1)
+
+
+def test_the_test_set_is_not_read_before_the_protocol_is_committed(tmp_path):
+    protocol, refusal = protocol_in(tmp_path), "must be committed before the test set is read"
+    with pytest.raises(ValueError, match=refusal):
+        Evidence(protocol, tmp_path / "runs", 1).test({})
+    git(tmp_path, "init", "-q")
+    with pytest.raises(ValueError, match=refusal):
+        commit_of(protocol.path)
+    git(tmp_path, "add", protocol.path.name)
+    git(tmp_path, "commit", "-qm", "as decided")
+    assert commit_of(protocol.path) == git(tmp_path, "rev-parse", "HEAD")
+    protocol.path.write_text(TEXT.replace("seeds: 4", "seeds: 5"))
+    with pytest.raises(ValueError, match=refusal):
+        commit_of(protocol.path)
+    assert not (tmp_path / "runs" / "registration.json").exists()
+
+
+def git(folder: Path, *words):
+    command = ["git", "-C", str(folder), "-c", "user.name=test", "-c", "user.email=test@localhost", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def evaluation(accuracy, ratio=0.5):
+    measured = {"accuracy": accuracy, "nll": 1 - accuracy, "ece": 0.1, "brier": 0.3}
+    return {
+        "ensemble": measured,
+        "ensemble_tempered": measured,
+        "members": {"accuracy": accuracy - 0.02},
+        "diversity": {"ratio_error": ratio},
+    }
+
+
+BASE, OTHER = [0.70, 0.72, 0.71], [0.73, 0.76, 0.73]
+
+
+def comparison():
+    ind = Contender("ind", 0, [evaluation(a) for a in BASE], {"optimizer.lr": "0.1"}, {"complete": 3}, {})
+    inputs = {"accuracy": Interval(3.0, 0.5, 2.0, 4.0, 1000)}
+    trials = {"complete": 2, "ended early": 1}
+    dice = Contender("dice", 2, [evaluation(a) for a in OTHER], {"redundancy.delta": "0.2"}, trials, inputs)
+    curve = [Stop("0", Pooled(70.0, 0.5, 2), Pooled(0.4, 0.1, 2)), Stop("1", Pooled(60.0, 0.5, 2), Pooled(0.8, 0.1, 2))]
+    curves = [Curve("dice", 2, "redundancy.delta", curve), Curve("adp", 4, "beta", [curve[0], curve[1]])]
+    return Comparison("Shapes", "Which?", "0123456789abcdef", "ensemble NLL, nats", ind, [ind, dice], curves)
+
+
+def test_the_tables_have_means_and_paired_intervals():
+    text = markdown(comparison())
+    low, high = stats.ttest_rel([100 * v for v in OTHER], [100 * v for v in BASE]).confidence_interval(0.95)
+    assert f"+3.00 [{low:+.2f}, {high:+.2f}]" in text
+    assert "| ind | 71.00 ± 1.00 |" in text and "6 trials of search" in text and "0123456789" in text
+    page = "".join(section.body for section in sections(comparison()))
+    assert "<b>+3.00 [+2.00, +4.00]</b>" in page, "the interval over inputs leaves zero out"
+    assert "2 complete, 1 ended early" in page and "redundancy.delta=0.2" in page
+
+
+def test_a_column_that_some_run_lacks_is_left_out():
+    found = comparison()
+    found.contenders[0].evaluations[0]["diversity"]["ratio_error"] = None
+    assert "ratio-error" not in markdown(found)
+
+
+def test_ratio_errors_are_read_between_the_points_of_a_curve():
+    curve = comparison().curves[0]
+    assert interpolated(curve, 65.0) == pytest.approx(0.6)
+    assert interpolated(curve, 70.0) == pytest.approx(0.4)
