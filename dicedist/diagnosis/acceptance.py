@@ -1,0 +1,136 @@
+"""The acceptance of a GPU machine: everything that this project has never run on a GPU, run and compared with the CPU.
+
+    ./launch/gpu-check                     on the GPUs of this machine
+    ./launch/gpu-check --device cpu        the same script on tiny sizes, to know that it works
+    ./launch/gpu-check --out FOLDER        where results.json and page.html go (gpu-check)
+
+Comparisons draw the same random numbers on both devices and switch TF32 off, so that only rounding differs.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicedist.cluster.process import command
+from dicedist.console.lines import duration, say
+from dicedist.diagnosis.comparisons import MEMBERS, comparisons, judge
+from dicedist.diagnosis.finding import FAILED, OK, Finding, stopwatch
+from dicedist.diagnosis.trials import Machine, Values
+from dicedist.reporting.markup import Section, table
+from dicedist.reporting.page import document
+from dicedist.runs.files import replace_text
+from dicedist.runs.run import Run
+
+MOVED = "a run from CPU to GPU and back"
+
+
+def moved(machine: Machine) -> Finding:
+    """A run that goes from the CPU to the GPU and back ends as it would have on the CPU alone."""
+    keys = [*machine.keys, "method=ind", "ensemble.size=2", "data.train_limit=64", "batch_size=16", "epochs=3"]
+    keys += ["log.every_steps=1", "checkpoint.every_steps=4", f"run.dir={machine.folder}"]
+    for name, starts in (("alone", [(12, True)]), ("moved", [(4, True), (8, False), (12, True)])):
+        for steps, on_cpu in starts:
+            words = ["dicedist.train", *keys, f"run.name={name}", f"max_steps={steps}"]
+            machine.start(words, on_cpu=on_cpu)
+    one, other = (training_records(Run(machine.folder / name)) for name in ("moved", "alone"))
+    return judge(MOVED, one, other)
+
+
+def training_records(run: Run) -> list[Values]:
+    """Of each record of training; those of validation have other names."""
+    lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
+    named = [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
+    return [values for values in named if values]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A benchmark, which is told and not judged."""
+
+    name: str
+    words: tuple[str, ...]
+    ranks: int
+
+    def __call__(self, machine: Machine) -> Finding:
+        ranks = min(self.ranks, machine.most_ranks)
+        return Finding(self.name, OK, machine.start(["dicedist.bench", *self.words, *machine.keys], ranks).rstrip())
+
+
+Check = Callable[[Machine], Finding]
+
+
+def checks() -> list[tuple[str, Check]]:
+    size = f"ensemble.size={MEMBERS}"
+    measurements = [
+        Measurement("the time of a DICE step", ("step", "method=dice", size), MEMBERS + 1),
+        Measurement("the time of an independent step", ("step", "method=ind", size), MEMBERS),
+        Measurement("members as one grouped network", ("batched", size), 1),
+    ]
+    return [
+        *((comparison.name, comparison) for comparison in comparisons()),
+        *((measurement.name, measurement) for measurement in measurements),
+        (MOVED, moved),
+    ]
+
+
+def checked(name: str, check: Check, machine: Machine) -> Finding:
+    try:
+        return check(machine)
+    except (RuntimeError, OSError, ValueError, AssertionError, subprocess.SubprocessError) as error:
+        return Finding(name, FAILED, " ".join(str(error).split()))
+
+
+def run(arguments: Sequence[str]) -> None:
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__)
+        return
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    if unknown := [word for word in options if word not in ("--device", "--out")]:
+        raise ValueError(f"{unknown[0]}: write --device cpu or --out FOLDER")
+    device = options.get("--device", "cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no GPU here: --device cpu tries the script itself")
+    out = Path(options.get("--out", "gpu-check"))
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    with tempfile.TemporaryDirectory() as folder, stopwatch() as seconds:
+        machine = Machine(device, Path(folder))
+        for name, check in checks():
+            found.append(checked(name, check, machine))
+            say(f"{found[-1].state:>8}  {found[-1].name}: {found[-1].what} {found[-1].remedy}".rstrip())
+        taken = seconds()
+    about = {"device": device, "gpus": names_of_gpus(), "torch": torch.__version__, "seconds": round(taken)}
+    replace_text(out / "results.json", json.dumps({**about, "findings": [asdict(one) for one in found]}, indent=1))
+    replace_text(out / "page.html", page(about, found))
+    say(f"done in {duration(taken)}: {out / 'page.html'}, {out / 'results.json'}")
+    if failed := [one.name for one in found if one.state == FAILED]:
+        raise ValueError(f"{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
+
+
+def names_of_gpus() -> list[str]:
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def page(about: Mapping[str, Any], found: Sequence[Finding]) -> str:
+    head = "".join(f'<th scope="col" class="text">{title}</th>' for title in ("check", "state", "what was found"))
+    rows = [
+        f'<tr><th scope="row">{escape(one.name)}</th><td class="text">{escape(one.state)}</td>'
+        f'<td class="text wrap"><pre>{escape(one.what)}</pre>{escape(one.remedy)}</td></tr>'
+        for one in found
+    ]
+    lead = "Each line compares short trainings, or measures one. The CPU is the reference; TF32 is off."
+    body = table("One row per check", f"<tr>{head}</tr>", [("", rows)], 3)
+    title = "Acceptance on " + (", ".join(about["gpus"]) or "CPUs, to try the script")
+    described = f"torch {about['torch']} · {duration(about['seconds'])}"
+    return document(title, described, [Section("checks", "Checks", lead, body)])
+
+
+if __name__ == "__main__":
+    command(run)

@@ -1,0 +1,88 @@
+"""What training reaches over the network, and the images: other ranks, other nodes, MLflow, the data."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from dicedist.config.schema import Config
+from dicedist.console.lines import redacted
+from dicedist.data import sources
+from dicedist.data.prepared import home, refuse_unwritable
+from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, judged
+from dicedist.tracking.mlflow.store import chosen_store, folder_of
+
+SECONDS = 5.0
+
+
+def ranks_reach_each_other(ranks: int) -> Finding:
+    """Really starts them, as a training would."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "links.json")
+        command = [sys.executable, "-m", "dicedist.launch", f"--nproc_per_node={ranks}", "--max-restarts=0"]
+        command += ["-m", "dicedist.diagnosis.links", str(file)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
+        if ended.returncode or not file.exists():
+            said = " ".join(ended.stderr.split())[-250:] or f"exit code {ended.returncode}"
+            remedy = "NCCL_DEBUG=INFO shows what NCCL tries; NCCL_P2P_DISABLE=1 goes around broken peer links"
+            return judged("messages", f"{ranks} ranks: {said}", remedy, state=FAILED)
+        seen = json.loads(file.read_text())
+    told = f"{ranks} ranks over {seen['backend']}: all to one and one to all in {seen['milliseconds']:.1f} ms"
+    wrong = "" if seen["right"] else "values arrive changed: NCCL_P2P_DISABLE=1, then suspect the GPUs' links"
+    return judged("messages", told, wrong, state=FAILED)
+
+
+def own_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        return judged("own name", f"{name} is {socket.gethostbyname(name)}")
+    except OSError:
+        return judged("own name", f"{name} has no address", f"add it to /etc/hosts: 127.0.1.1 {name}")
+
+
+def reaches(node: str) -> Finding:
+    """node: HOST or HOST:PORT; with a port, something must listen there."""
+    host, _, port = node.partition(":")
+    try:
+        address = socket.gethostbyname(host)
+        if port:
+            socket.create_connection((address, int(port)), timeout=SECONDS).close()
+    except OSError as error:
+        remedy = "names must resolve on every node, and the firewall must let nodes reach each other"
+        return judged(f"node {host}", str(error), remedy, state=FAILED)
+    return judged(f"node {host}", f"is {address}" + (f", port {port} answers" if port else ""))
+
+
+def data_root(config: Config) -> Finding:
+    root = Path(config.data.root).expanduser() if config.data.root else home()
+    try:
+        source = sources.load(config.data, labels_only=True)
+    except (ValueError, OSError) as error:
+        return judged("data", f"{config.data.name} in {root}: {error}", "see docs, or write data.root=FOLDER")
+    return judged("data", f"{config.data.name}: {len(source.train):,} training images in {root}")
+
+
+def mlflow_store(config: Config) -> Finding:
+    if config.tracking.to == "none":
+        return Finding("MLflow", SKIPPED, "tracking=none")
+    uri = chosen_store(config.tracking.uri)
+    folder = folder_of(uri)
+    if folder is not None:
+        refuse_unwritable(folder, "write tracking.uri=...")
+        return Finding("MLflow", OK, f"{redacted(uri)} can be written to")
+    if not uri.startswith(("http://", "https://")):
+        return Finding("MLflow", SKIPPED, f"{redacted(uri)} is neither a file nor a server of MLflow's own")
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=SECONDS) as answer:
+            return judged("MLflow", f"{redacted(uri)} answers {answer.status}")
+    except (OSError, urllib.error.URLError) as error:
+        remedy = (
+            "runs are kept in their folders and sent later (dicedist mirror RUN); start the server, or tracking=none"
+        )
+        return judged("MLflow", f"{redacted(uri)}: {redacted(str(error))}", remedy)

@@ -1,0 +1,54 @@
+"""The script that accepts a GPU machine, tried on the CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dicedist.diagnosis import acceptance
+from dicedist.diagnosis.comparisons import Comparison, comparisons, judge
+from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding
+from dicedist.diagnosis.trials import Machine
+
+
+def test_the_page_and_the_results(tmp_path, monkeypatch):
+    findings = [Finding("one", OK, "values agree"), Finding("other", FAILED, "they do <not>", "mend it")]
+    monkeypatch.setattr(
+        acceptance, "checks", lambda: [(found.name, lambda _, found=found: found) for found in findings]
+    )
+    with pytest.raises(ValueError, match="1 of 2 checks failed: other"):
+        acceptance.run(["--device", "cpu", "--out", str(tmp_path)])
+    assert [one["state"] for one in json.loads((tmp_path / "results.json").read_text())["findings"]] == [OK, FAILED]
+    assert "they do &lt;not&gt;" in (tmp_path / "page.html").read_text()
+
+
+def test_two_ranks_equal_one_process(tmp_path):
+    machine = Machine("cpu", tmp_path)
+    found = Comparison("adp", 2, ("method=adp", "ensemble.size=2"))(machine)
+    assert found.state == OK, found
+
+
+def test_values_that_differ_are_a_failure():
+    assert judge("", [{"loss": 1.0}], [{"loss": 1.001}]).state == OK
+    assert judge("", [{"loss": 1.0}], [{"loss": 1.01}]).state == FAILED
+
+
+def test_what_the_machine_lacks_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(Machine, "most_ranks", 0)
+    assert {check(Machine("cpu", tmp_path)).state for check in comparisons()} == {SKIPPED}
+
+
+def test_without_a_gpu_it_says_so():
+    if acceptance.torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match="--device cpu"):
+        acceptance.run([])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_script(tmp_path):
+    words = [sys.executable, "-m", "dicedist.diagnosis.acceptance", "--device", "cpu", "--out", str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

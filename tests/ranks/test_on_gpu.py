@@ -1,0 +1,203 @@
+"""The step of every rank on a GPU that does not exist: devices, waits of the host, streams, NCCL's queues, values."""
+
+import functools
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.step import Step
+from tests.support import tiny
+from tests.support.pretend import (
+    CUDA,
+    Hazard,
+    HostWaits,
+    Message,
+    MixedDevices,
+    PretendGpu,
+    PretendNccl,
+    what_waits_for_ever,
+)
+from tests.support.processes import run_ranks
+from tests.support.steps import CASES, CPU, LATE, batch_at, build_step, configured, share_of, side_for
+
+SIZE, STEPS, B = 3, 2, 9
+
+
+def config_of(method, structure, *overrides):
+    settings = (*LATE, "redundancy.delta=0.5", "redundancy.num_samples=2", *overrides)
+    return configured(SIZE, f"method={method}", f"structure={structure}", *settings)
+
+
+def train(config, rank, world_size, device, hot=nullcontext):
+    """The last values that a rank records, in a loop in which the host must not wait for the device."""
+    step = build_step(config, rank, world_size, device=device)
+    for n in range(STEPS):
+        batch = share_of(batch_at(n, B, side=side_for(config.method.name)), step)
+        labels_B, *images = (to_device(tensor, device) for tensor in (batch.labels_B, *batch.images))
+        with hot():
+            outcome = step(replace(batch, labels_B=labels_B, images=images))
+    return {name: float(value) for name, value in outcome.values.items()}
+
+
+def to_device(tensor, device):
+    return tensor if device == CPU else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def train_on_pretended_gpus(rank, world_size, cases):
+    """On a rank, per case: the last values, and what was posted to NCCL."""
+    results = []
+    for case in cases:
+        with PretendGpu() as gpu, PretendNccl(gpu) as nccl:
+            values = train(config_of(*case), rank, world_size, CUDA, gpu.hot)
+            assert gpu.leaked == []
+        results.append((values, nccl.posted))
+    return results
+
+
+@functools.cache
+def on_the_cpu(*case):
+    return train(config_of(*case), 0, 1, CPU)
+
+
+def compare(world_size, cases, tolerance=1e-4, alone=(), of=""):
+    """Every case on pretended GPUs equals one process on the CPU, and no rank waits for ever.
+
+    alone: what one process needs to be the same. of: the beginning of the values that are the same.
+    """
+    by_rank = run_ranks(world_size, train_on_pretended_gpus, world_size, cases)
+    for nth, case in enumerate(cases):
+        expected = on_the_cpu(*case, *alone)
+        found = {name: value for results in by_rank for name, value in results[nth][0].items()}
+        assert found.keys() == expected.keys(), case
+        for name, value in ((name, value) for name, value in expected.items() if name.startswith(of)):
+            assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), (case, name)
+        assert what_waits_for_ever([results[nth][1] for results in by_rank]) == [], case
+
+
+ADVERSARIAL = [case for case in CASES if Method(config_of(*case).method).adversarial is not None]
+TOGETHER = [("dice", "net"), ("dice", "branch"), ("okddip_dice", "branch"), ("ind", "branch")]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cases"), [(1, TOGETHER), (2, CASES), (SIZE, ADVERSARIAL), (SIZE + 1, ADVERSARIAL)]
+)
+def test_every_method_in_every_placement(world_size, cases):
+    compare(world_size, cases)
+
+
+def test_replicas():
+    keys = "ensemble.replicas=2", "ensemble.sync_batch_norm=true"
+    cases = [("dice", "net", *keys), ("dice", "branch", *keys)]
+    # Each replica records the losses of its share; w sees the whole batch.
+    compare(2 * SIZE + 1, cases, alone=("ensemble.replicas=1",), of="discriminator")
+
+
+def test_bf16():
+    """On a GPU w computes in bf16 too, on a CPU it does not: only what members do is the same."""
+    compare(2, [(*case, "precision=bf16") for case in TOGETHER], tolerance=0.05, of="member")
+
+
+def test_fp16_waits_once_for_each_optimiser():
+    """torch's loss scaling asks the host whether gradients overflowed, and nothing else does."""
+    case = ("dice", "net", "precision=fp16")
+    with PretendGpu() as gpu:
+        with pytest.raises(HostWaits, match="_local_scalar_dense"):
+            train(config_of(*case), 0, 1, CUDA, gpu.hot)
+        values = train(config_of(*case), 0, 1, CUDA)
+    assert values == pytest.approx(on_the_cpu(*case), rel=0.05, abs=0.05)
+
+
+@pytest.fixture
+def gpu():
+    with PretendGpu() as pretended:
+        yield pretended
+
+
+def test_a_tensor_left_on_the_host_is_caught(gpu):
+    with pytest.raises(MixedDevices):
+        torch.empty(2, device=CUDA) + torch.empty(2)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: float(x[0]),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.zeros(2).to(CUDA, non_blocking=True),
+        lambda x: x.copy_(torch.zeros(3)),
+    ],
+)
+def test_a_wait_of_the_host_is_caught(gpu, wait):
+    x = torch.ones(3, device=CUDA)
+    wait(x)
+    with gpu.hot(), pytest.raises(HostWaits):
+        wait(x)
+
+
+def test_a_step_that_does_not_wait_for_the_second_stream_is_caught(gpu, monkeypatch):
+    monkeypatch.setattr(Step, "join", lambda step: None)
+    with pytest.raises(Hazard, match="another stream"):
+        train(config_of("dice", "net"), 0, 1, CUDA)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_memory_that_another_stream_still_reads_is_caught(gpu, waits):
+    side, x = torch.cuda.Stream(), torch.ones(3, device=CUDA)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = x + 1
+    del x
+    if waits:
+        torch.cuda.current_stream().wait_stream(side)
+    z = torch.ones(3, device=CUDA) * 2
+    assert len(gpu.leaked) == (0 if waits else 1)
+    assert y.shape == z.shape
+
+
+@pytest.fixture
+def hot_steps(monkeypatch):
+    step = Step.__call__
+
+    def hot(self, batch):
+        with PretendGpu.present.hot() if self.device == CUDA else nullcontext():
+            return step(self, batch)
+
+    monkeypatch.setattr(Step, "__call__", hot)
+
+
+@pytest.mark.usefixtures("hot_steps")
+def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path):
+    """Loading, validation, checkpoints, the final evaluation and the report too."""
+    assert tiny.build(tmp_path / "cpu").train_and_evaluate()
+    tiny.train(tmp_path / "both", "max_steps=5")
+    with PretendGpu() as gpu:
+        assert tiny.build(tmp_path / "both", device=CUDA).train_and_evaluate()
+        assert gpu.leaked == []
+    found, expected = (tiny.tensors_of(tmp_path / device / "tiny") for device in ("both", "cpu"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_messages_that_cross_are_caught():
+    def send(peer, size=8):
+        return Message(True, peer, size)
+
+    def receive(peer, size=8):
+        return Message(False, peer, size)
+
+    ring = [[[send(1), receive(2)]], [[send(2), receive(0)]], [[send(0), receive(1)]]]
+    assert what_waits_for_ever(ring) == []
+    assert what_waits_for_ever([[[send(1)], [receive(1)]], [[send(0)], [receive(0)]]]) != []  # each sends first
+    assert what_waits_for_ever([[[send(1)], [receive(1)]], [[receive(0)], [send(0)]]]) == []
+    assert what_waits_for_ever([[[send(1)]], []]) == [(0, [send(1)])]
+    assert what_waits_for_ever([[((0, 1), 4), [send(1)]], [[receive(0)], ((0, 1), 4)]]) != []
+    with pytest.raises(AssertionError, match="8 and 16 bytes"):
+        what_waits_for_ever([[[send(1)]], [[receive(0, 16)]]])

@@ -1,0 +1,124 @@
+"""What doctor says of machines that this one is not."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dicedist import doctor
+from dicedist.diagnosis import examination, gpus, machine, services
+from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, WARNING, Finding
+
+GIB = 2**30
+
+
+@pytest.fixture
+def with_gpus(monkeypatch):
+    def pretend(*names, free=20 * GIB, apart=()):
+        properties = [SimpleNamespace(name=name, total_memory=24 * GIB) for name in names]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free, 24 * GIB))
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *pair: pair not in apart)
+
+    return pretend
+
+
+def test_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert {check().state for check in (gpus.driver, gpus.peers, gpus.nccl)} == {SKIPPED}
+    assert gpus.devices(5).state == SKIPPED
+
+
+def test_an_old_driver(monkeypatch):
+    def refuse():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    found = gpus.driver()
+    assert found.state == WARNING and "newer NVIDIA driver" in found.remedy and "11040" in found.what
+
+
+def test_enough_gpus(with_gpus):
+    with_gpus("A100", "A100")
+    assert gpus.devices(2).state == gpus.peers().state == OK
+
+
+def test_one_gpu_for_five_ranks(with_gpus):
+    with_gpus("A100")
+    assert gpus.devices(5).state == FAILED and "--nproc_per_node=1" in gpus.devices(5).remedy
+
+
+def test_a_gpu_in_use(with_gpus):
+    with_gpus("A100", "A100", free=GIB // 2)
+    assert gpus.devices(2).state == FAILED and "GPU 0, 1" in gpus.devices(2).remedy
+
+
+def test_gpus_of_two_kinds(with_gpus):
+    with_gpus("A100", "T4")
+    assert gpus.devices(2).state == WARNING and "slowest" in gpus.devices(2).remedy
+
+
+def test_a_missing_peer_link(with_gpus):
+    with_gpus("A100", "A100", apart=[(0, 1)])
+    assert gpus.peers().state == WARNING and "0->1" in gpus.peers().remedy
+
+
+def test_dali_decodes():
+    pytest.importorskip("nvidia.dali", reason="DALI has wheels for Linux only")
+    assert gpus.dali().state == OK
+
+
+def test_small_shared_memory(with_gpus, monkeypatch):
+    with_gpus("A100", "A100")
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    assert machine.shared_memory(2).state == FAILED and "--shm-size" in machine.shared_memory(2).remedy
+
+
+def test_threads_that_fight(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert machine.processors(4).state == WARNING
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"run\.dir"):
+        machine.folder_of_runs(tmp_path / "file" / "runs")
+
+
+def test_a_node_without_name_and_one_that_does_not_listen():
+    assert services.reaches("no-such-host.invalid").state == FAILED
+    assert services.reaches("127.0.0.1:9").state == FAILED
+    assert services.reaches("127.0.0.1").state == OK
+
+
+def test_a_server_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
+    found = services.mlflow_store(examination.parsed([]).config)
+    assert found.state == WARNING and "secret" not in found.what
+
+
+def test_ranks_reach_each_other():
+    found = services.ranks_reach_each_other(2)
+    assert found.state == OK and "gloo" in found.what
+
+
+def test_a_check_that_raises_is_a_failure_and_the_others_go_on(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("as if the driver had crashed")
+
+    fine = Finding("memory", OK, "enough")
+    monkeypatch.setattr(examination, "checks", lambda request: [("GPUs", broken), ("memory", lambda: fine)])
+    with pytest.raises(ValueError, match="1 of 2 checks failed: GPUs"):
+        doctor.run(["--json"])
+    assert [found["state"] for found in json.loads(capsys.readouterr().out)] == [FAILED, OK]
+
+
+@pytest.mark.parametrize("words", [["--ranks"], ["--ranks", "many"], ["--rank", "5"], ["datta=cifar10"]])
+def test_wrong_words_are_refused(words):
+    with pytest.raises(ValueError):
+        examination.parsed(words)
