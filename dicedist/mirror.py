@@ -11,6 +11,7 @@ mirror.json, so a run that resumes continues the same MLflow run and sends no li
 has received everything.
 """
 
+import logging
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 from dicedist.cluster.process import command
 from dicedist.config import nearest
+from dicedist.config.extras import require
 
 SETTINGS = ("tracking.uri", "network.trusted")
 
@@ -34,6 +36,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"{unknown[0]}: there is no such key{nearest(unknown[0].partition('=')[0], SETTINGS)}")
     if len(names) != 1:
         raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
+    require("mlflow", "dicedist mirror")
     from dicedist.runs.run import Run  # not above: torch takes seconds, which help and refusals need not
     from dicedist.tracking.mlflow.mirror import Mirror, only_one
     from dicedist.tracking.mlflow.store import chosen_store, refuse_another_store
@@ -61,4 +64,5 @@ def run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("dicedist.data").setLevel(logging.ERROR)  # whoever started this has told of images left out
     command(run)

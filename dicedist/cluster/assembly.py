@@ -1,6 +1,8 @@
 """The step of one rank: the parts that the placement gives it, and the exchange that connects them to other ranks."""
 
-from dicedist.algorithm.build import build_hosted, build_step, feature_dims
+from collections.abc import Sequence
+
+from dicedist.algorithm.build import build_hosted, build_step, sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.step import Step
 from dicedist.cluster.exchange import Exchange
@@ -16,11 +18,12 @@ def assemble(
     num_classes: int,
     steps_per_epoch: int,
     kind: type[Step] = Step,
+    class_counts: Sequence[int] = (),
 ) -> tuple[Step, Exchange]:
     """All ranks call this, because it makes the groups of the exchange."""
     method, size = Method(config.method), placement.num_members
     members, hosts_w = placement.members_on(world.rank), world.rank == placement.discriminator
     hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
-    traffic = method.traffic(feature_dims(config, size), num_classes, config.redundancy)
+    traffic = method.traffic(sizes(config, size, num_classes), num_classes, config.redundancy)
     exchange = Exchange.between(placement, world.rank, world.device, traffic)
-    return build_step(config, hosted, exchange, steps_per_epoch, kind), exchange
+    return build_step(config, hosted, exchange, steps_per_epoch, kind, class_counts), exchange

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 
+import psutil
 import torch
 
 GIB, MIB = 2**30, 2**20
@@ -54,6 +56,19 @@ def refuse_small_shared_memory(ranks_here: int) -> None:
         raise ValueError(
             f"{SHARED} has {free / MIB:.0f} MiB free, {ranks_here} ranks need {needed / MIB:.0f}: docker run "
             "--shm-size=1g, or on Kubernetes an emptyDir with medium: Memory mounted there"
+        )
+
+
+def refuse_too_large(device: torch.device, needed: Mapping[str, int]) -> None:
+    """needed: bytes by kind of part, before any image."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if sum(needed.values()) > free:
+        listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in needed.items())
+        where = gpu_name(device) if device.type == "cuda" else "this machine"
+        raise ValueError(
+            f"{where} has {free / GIB:.1f} GiB free, and weights, gradients and states of this rank need "
+            f"{sum(needed.values()) / GIB:.1f} ({listed}): write network.feature_dim=256 or smaller (w and its memory "
+            "grow with it), a smaller network, or use more ranks"
         )
 
 

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
+from dicedist.algorithm.networks.batch_norm import synchronise
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
 
@@ -41,6 +42,8 @@ class Exchange:
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     routes: Routes
     compared: Sequence[int]  # the members whose features w reads
+    features: tuple[str, ...] = ()  # what w reads of them
+    answers: tuple[str, ...] = ("mean",)  # what w answers
     member_group: dist.ProcessGroup | None = None
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
@@ -55,6 +58,8 @@ class Exchange:
             traffic.widths,
             routes(placement, traffic),
             traffic.compared,
+            traffic.features,
+            traffic.answers,
             group_of(placement.member_ranks),
             replica_group(placement),
         )
@@ -97,27 +102,30 @@ class Exchange:
             gathered[member] = whole
         return Gathered(gathered, out_of_step_M)
 
-    def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]:
-        """The rank of w passes a gradient for each compared member; each host receives its rows for its members."""
+    def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]:
+        """The rank of w passes its answers to all compared members; each host receives its rows for its members."""
         source, replicas = self.placement.discriminator, self.placement.replicas
         if source is None:
             return {}
-        widths, own, sends, receives = self.widths["mean"], {}, [], []
+        packed, sends, receives = {}, [], []
         for place, member in enumerate(self.compared):
             for replica, host in enumerate(self.placement.hosts[member]):
                 rows = share(size, replicas, replica)
                 if source == self.rank:
-                    assert gradients_MBD is not None
-                    gradient = gradients_MBD[place, rows, : widths[member]].contiguous()
+                    assert answers is not None
+                    own = [answers[name][place, rows, : self.widths[name][member]] for name in self.answers]
+                    message = torch.cat([answer.flatten() for answer in own])
                     if host == self.rank:
-                        own[member] = gradient
+                        packed[member] = message
                     else:
-                        sends.append((host, gradient))
+                        sends.append((host, message))
                 elif host == self.rank:
-                    own[member] = torch.empty(rows.stop - rows.start, widths[member], device=self.device)
-                    receives.append((source, own[member]))
+                    floats = self.floats(member, replica, self.answers, size)
+                    packed[member] = torch.empty(floats, device=self.device)
+                    receives.append((source, packed[member]))
         self.transfer(sends, receives)
-        return own
+        mine = self.placement.replica_on(self.rank)
+        return {member: self.split(message, self.answers, member, mine, size) for member, message in packed.items()}
 
     def transfer(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
         """Post all messages at once and wait for the incoming ones; the next gather waits for the outgoing ones."""
@@ -147,8 +155,10 @@ class Exchange:
         return (rows.stop - rows.start) * sum(self.widths[name][member] for name in names)
 
     def unpack(self, message: Tensor, member: int, replica: int, size: int) -> Fields:
-        names = self.routes[self.rank, member, replica]
-        values = message[checksum_floats() :].split([self.floats(member, replica, [name], size) for name in names])
+        return self.split(message[checksum_floats() :], self.routes[self.rank, member, replica], member, replica, size)
+
+    def split(self, message: Tensor, names: Sequence[str], member: int, replica: int, size: int) -> Fields:
+        values = message.split([self.floats(member, replica, [name], size) for name in names])
         return {name: value.view(-1, self.widths[name][member]) for name, value in zip(names, values, strict=True)}
 
     def replicated(self, module: nn.Module) -> nn.Module:
@@ -165,9 +175,22 @@ class Exchange:
                 gradient_as_bucket_view=True,
             )
 
+    def synchronise(self, module: nn.Module) -> None:
+        """All ranks of a member call this: its batch norms are then over the whole batch, torch's own on a GPU."""
+        if self.device.type == "cuda":
+            nn.SyncBatchNorm.convert_sync_batchnorm(module, self.replica_group)
+        else:
+            synchronise(module, self.sum_over_replicas)
+
     def sum_over_replicas(self, values: Tensor) -> Tensor:
         """All ranks of a member call this in forward and sum again in backward; each gets the differentiable sum."""
         return SumOverRanks.apply(values, self.replica_group)
+
+    def sum_over_members(self, values: Tensor) -> Tensor:
+        """Every rank that hosts members calls this; each receives the sum of all their values, without gradients."""
+        if self.member_group is None:
+            return values
+        return summed(values, self.member_group) / self.placement.replicas
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Every rank that hosts members calls this. Each receives the gradients of shared parameters: the mean over
@@ -201,7 +224,7 @@ class Exchange:
         floats = {
             "features": features,
             "gradients": sum(
-                self.floats(member, replica, ["mean"], size)
+                self.floats(member, replica, self.answers, size)
                 for member in (self.compared if placement.discriminator is not None else ())
                 for replica, host in enumerate(placement.hosts[member])
                 if host != placement.discriminator

@@ -16,10 +16,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 
+import psutil
 from torch.distributed import DistError, TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -33,10 +35,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
+from dicedist.cluster.signals import ASKING
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
-DEFAULTS = ["--max-restarts=3", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # they are handled here
 
 
 class Loopback(StaticTCPRendezvous):
@@ -72,7 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="dicedist-", ignore_cleanup_errors=True) as folder:
         os.environ[LAUNCHER] = folder
         try:
-            torchrun.run(options)
+            with passing_signals_on():
+                torchrun.run(options)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
@@ -83,6 +87,31 @@ def main(arguments: Sequence[str]) -> int:
         except SignalException:
             return worst([*codes(folder), EXIT_STOPPED])
         return worst(codes(folder))
+
+
+@contextlib.contextmanager
+def passing_signals_on() -> Iterator[None]:
+    """The first signal makes torchrun ask the ranks and wait for them, a later one is the ranks' alone: torchrun itself
+    would break off in the middle of stopping them, and take SIGHUP even under nohup."""
+    asked = False
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise SignalException(f"got signal {number}", sigval=signal.Signals(number))
+        for rank in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(number)
+
+    heard = [number for number in (*ASKING, signal.SIGQUIT) if signal.getsignal(number) is not signal.SIG_IGN]
+    try:
+        for number in heard:
+            signal.signal(number, receive)
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)  # how the run ended is known
 
 
 def notice_cut_links(seconds: int) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from dicedist.cluster import signals
-from dicedist.console.lines import put, redacted
+from dicedist.console.lines import printable, put, redacted
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
@@ -132,7 +132,7 @@ def own_prefix() -> str:
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
 
 
 def end(message: str, code: int) -> NoReturn:
@@ -167,7 +167,8 @@ def ask_group(code: int) -> bool:
     """A rank that fails before it has joined its group asks through the store that the agent keeps."""
     if group is not None:
         return group.is_first_to_end(code)
-    if under_agent():
+    # A signal may have come in the middle of importing torch, which cannot be imported a second time.
+    if under_agent() and (code != EXIT_STOPPED or "dicedist.cluster.world" in sys.modules):
         from dicedist.cluster.world import is_first_in_store
 
         return is_first_in_store(None, code)
@@ -180,11 +181,17 @@ def exit_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    if LAUNCHER in os.environ:
-        folder = Path(os.environ[LAUNCHER])
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)  # whatever cleans temporary folders may have removed it
-            (folder / os.environ["LOCAL_RANK"]).write_text(str(code))
-        if code in (EXIT_USER, EXIT_STOPPED, EXIT_UNSENT):
-            code = 0  # torchrun's agent takes any other code for a fault, and restarts
+    if LAUNCHER in os.environ and left_for_launcher(code) and code in (EXIT_USER, EXIT_STOPPED, EXIT_UNSENT):
+        code = 0  # torchrun's agent takes any other code for a fault, and restarts
     os._exit(code)
+
+
+def left_for_launcher(code: int) -> bool:
+    """Whether the launcher will find the code: otherwise a run that failed would seem to have succeeded."""
+    folder = Path(os.environ[LAUNCHER])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # whatever cleans temporary folders may have removed it
+        (folder / os.environ["LOCAL_RANK"]).write_text(str(code))
+    except OSError:
+        return False
+    return True

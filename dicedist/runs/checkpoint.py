@@ -1,7 +1,8 @@
 """Checkpoints: one folder each, one safetensors file per part, a manifest written last. No pickle is read or written.
 
 checkpoints/step-00001200/
-    member-0.safetensors ... discriminator.safetensors   weights and optimiser state, by part: the same on any placement
+    member-0.safetensors ... discriminator.safetensors   weights, their average, optimiser state, by part: the same on
+                                                         any placement
     manifest.json                                        step, size and sha256 of each file, what else the run must know
 
 A folder gets its name when it is complete and on disk; until then it is called .step-00001200.partial.
@@ -13,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
+AVERAGE = "average."  # the state of torch's AveragedModel
+AVERAGED_WEIGHTS = f"{AVERAGE}module."
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
 RISEN = 2.0  # times the lowest loss so far
 FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
@@ -43,6 +45,11 @@ class Checkpoint:
     step: int
     files: Files
     about: dict[str, Any]  # what the run needs to continue, besides its parts
+
+    @property
+    def complete(self) -> bool:
+        """Whether the training that wrote it had no further step to do."""
+        return self.step >= self.about.get("total_steps", self.step)
 
 
 def snapshot(part: Part) -> Tensors:
@@ -96,8 +103,8 @@ def last_calm(paths: Sequence[Path]) -> Path | None:
 
 def loss_of(path: Path) -> float | None:
     try:
-        return json.loads((path / MANIFEST).read_bytes())["about"]["loss"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_manifest(path)["about"]["loss"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -154,10 +161,7 @@ def read(path: Path, only: Collection[str] | None = None, expected: int | None =
     expected: the step that it must be of; by default the one in the folder's name.
     """
     try:
-        if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
-            raise ValueError  # a pipe would never end
-        with (path / MANIFEST).open("rb") as file:
-            manifest = json.loads(file.read(MANIFEST_LIMIT))
+        manifest = read_manifest(path)
         if manifest.pop("sha256") != digest_of(manifest):
             raise ValueError
         version, step = int(manifest["format"]), int(manifest["step"])
@@ -175,6 +179,13 @@ def read(path: Path, only: Collection[str] | None = None, expected: int | None =
     return checkpoint
 
 
+def read_manifest(path: Path) -> Any:
+    if not (path / MANIFEST).is_file():
+        raise ValueError("not a plain file")  # a pipe would never end
+    with (path / MANIFEST).open("rb") as file:
+        return json.loads(file.read(MANIFEST_LIMIT))
+
+
 def verify(path: Path, name: str, size: int, sha256: str) -> None:
     file = path / name
     if not FILE_NAME.fullmatch(name) or file.is_symlink():
@@ -190,6 +201,7 @@ def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
         tensors = load_part(checkpoint, part.name, part.module)
         load_weights(part.module, tensors)
         load_optimizer(part, tensors)
+        load_average(part, tensors)
 
 
 def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
@@ -209,11 +221,17 @@ def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
-    """Whether these are all weights of the module, plus only optimiser counters and values of a parameter's shape."""
-    weights = {f"{WEIGHTS}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
+    """Whether these are all weights of the module, perhaps averages of all of them, and plus only optimiser counters
+    and values of a parameter's shape."""
+    weights, averages = (
+        {f"{prefix}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
+        for prefix in (WEIGHTS, AVERAGED_WEIGHTS)
+    )
+    averages[f"{AVERAGE}n_averaged"] = ()
+    wanted = weights | (averages if averages.keys() & shapes.keys() else {})
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    others = {tuple(key.split(".", 2)): shape for key, shape in shapes.items() if key not in weights}
-    return weights.items() <= shapes.items() and all(
+    others = {tuple(key.split(".", 2)): shape for key, shape in shapes.items() if key not in wanted}
+    return wanted.items() <= shapes.items() and all(
         len(key) == 3 and key[0] == "optimizer" and shape in ((), parameters.get(key[2]))
         for key, shape in others.items()
     )
@@ -230,13 +248,24 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
         if full_name.startswith("optimizer."):
             _, key, name = full_name.split(".", 2)
             like = parameters[name]
-            if value.dim():  # counters stay where the optimiser expects them, on the CPU
+            if value.dim():
                 value = torch.empty_like(like).copy_(value)
+            elif part.optimizer.defaults.get("fused"):  # its counters are on the device, those of others on the CPU
+                value = value.to(like.device)
             part.optimizer.state[like][key] = value
+
+
+def load_average(part: Part, tensors: Tensors) -> None:
+    """An average that the checkpoint lacks begins with the weights of the next step."""
+    saved = {name.removeprefix(AVERAGE): value for name, value in tensors.items() if name.startswith(AVERAGE)}
+    if part.average is not None and saved:
+        part.average.load_state_dict(saved)
 
 
 def state(part: Part) -> Tensors:
     tensors = {f"{WEIGHTS}{name}": value for name, value in part.module.state_dict().items()}
+    if part.average is not None:
+        tensors |= {f"{AVERAGE}{name}": value for name, value in part.average.state_dict().items()}
     for name, parameter in part.module.named_parameters():
         for key, value in part.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):

@@ -32,8 +32,7 @@ class Removable:
 def find_removable(runs: Path) -> list[Removable]:
     prepared = [path for path in sorted((home() / "prepared").glob("*")) if path.is_dir()]
     found = [Removable("data", path, "made again from its files when it is needed") for path in prepared]
-    for config in sorted(runs.rglob("config.yaml")):
-        run = Run(config.parent)
+    for run in Run.all_in(runs, below="**"):
         newest = run.newest_checkpoint()
         older = [path for path in checkpoint.saved(run.checkpoints) if newest is not None and path != newest.path]
         found += [Removable("checkpoints", path, "a newer one is intact", run) for path in older]

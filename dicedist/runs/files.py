@@ -1,15 +1,19 @@
 """Files of a run's folder, which may come from somebody else: no link is followed, nothing but plain files is read."""
 
+import json
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dicedist.runs.checkpoint import allow_as_usual, sync
+from dicedist.runs.checkpoint import allow_as_usual, digest_of, sync
+
+LARGEST_JSON = 2**28  # bytes
+MARK = "sha256"  # of the rest of the file
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
@@ -37,6 +41,23 @@ def replace_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def replace_json(path: Path, values: Mapping[str, Any]) -> None:
+    """With a digest of the rest, so that `read_json` can tell whether anything was changed by accident."""
+    plain = json.loads(json.dumps(values))
+    replace_text(path, json.dumps({**plain, MARK: digest_of(plain)}, indent=1))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """ValueError if it is no such file, or a damaged one; files of earlier versions have no digest."""
+    try:
+        found = json.loads(read_plain(path, LARGEST_JSON))
+        if not isinstance(found, dict) or found.pop(MARK, digest_of(found)) != digest_of(found):
+            raise ValueError(f"{path} is damaged")
+    except RecursionError as error:
+        raise ValueError(f"{path} is damaged") from error
+    return found
+
+
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """As safetensors, in the same way, with the permissions that any new file has."""
     draft = path.with_name(f".{path.name}.partial")
@@ -44,6 +65,13 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
     allow_as_usual(draft)
     draft.rename(path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Of a plain file of safetensors."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a plain file")
+    return load_file(path)
 
 
 def read_plain(path: Path, limit: int) -> bytes:

@@ -14,6 +14,7 @@ from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import ranks_of
 from dicedist.config import Config, compose_config
 from dicedist.runs.run import Run
+from dicedist.runs.warm import Fork
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,26 @@ class Job:
     @property
     def result(self) -> dict[str, Any] | None:
         """The evaluation of the finished run; None if there is none, or if the run has another length."""
-        if not self.run.exists():
-            return None
-        trained = self.run.config()
-        if (trained.epochs, trained.max_steps) != (self.config.epochs, self.config.max_steps):
-            return None
-        return self.run.result()
+        return self.run.result() if self.has_its_length else None
 
-    def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen:
+    @property
+    def finished(self) -> bool:
+        """Whether the run is trained to its end and, unless evaluate.test=false, measured."""
+        if self.config.evaluate.test:
+            return self.result is not None
+        return self.has_its_length and self.run.ending() == "FINISHED"
+
+    @property
+    def has_its_length(self) -> bool:
+        if not self.run.exists():
+            return False
+        trained = self.run.config()
+        return (trained.epochs, trained.max_steps) == (self.config.epochs, self.config.max_steps)
+
+    def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen | Fork:
         """Starts or continues the run, on the given GPUs only, with its output in the log."""
+        if ranks == 1 and log is not None and not torch.cuda.is_available():
+            return Fork(self.overrides, log.name)
         launch = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return subprocess.Popen(

@@ -39,11 +39,11 @@ def run_lock(run: Run) -> Iterator[None]:
 @contextlib.contextmanager
 def owned_by_name(run: Run) -> Iterator[None]:
     """Where the file system has no locks: a file that only one process can create, removed at the end."""
-    path, flags = run.directory / f"{run.lock_file.name}.owner", os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    path, flags = run.owner_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY
     try:
         descriptor = os.open(path, flags)
     except FileExistsError as error:
-        owner = path.read_text()[:1000].strip() or "another process"
+        owner = (path.read_text()[:1000].strip() if path.is_file() else "") or "another process"
         if not ended_here(owner):
             advice = f"wait for it, or if it has surely ended, delete {path}"
             raise ValueError(f"{run} is in use by {owner}: {advice}") from error

@@ -11,6 +11,7 @@ from dicedist.cluster.process import EXIT_STOPPED
 from dicedist.cluster.signals import Stopped
 from dicedist.console.lines import duration, say
 from dicedist.runs.jobs import Job
+from dicedist.runs.warm import Fork
 
 POLL = 0.5  # seconds
 
@@ -19,12 +20,12 @@ class Queue:
     """A job that fails does not end the others. directory: where the output of each job goes."""
 
     def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
-        self.waiting = [job for job in jobs if job.result is None]
+        self.waiting = [job for job in jobs if not job.finished]
         self.total, self.done = len(jobs), len(jobs) - len(self.waiting)
         self.already = self.done
         self.ranks, self.directory = ranks, directory
         self.free = list(range(at_once))
-        self.running: dict[int, tuple[Job, Popen]] = {}
+        self.running: dict[int, tuple[Job, Popen | Fork]] = {}
         self.failed: list[str] = []
         self.started = time.monotonic()
 
@@ -57,26 +58,29 @@ class Queue:
         if code == EXIT_STOPPED:
             raise Stopped
         self.done += 1
-        result = job.result if code == 0 else None
-        if result is None:
+        if code != 0 or not job.finished:
             self.failed.append(job.name)
-            outcome = f"failed: {self.reason(job)}"
+            outcome = f"failed: {last_words(self.log_of(job))}"
         elif (valid := job.run.last_validation("ensemble/accuracy")) is not None:
             outcome = f"validation {100 * valid:.2f} %"
-        else:
+        elif (result := job.result) is not None:
             outcome = f"test {100 * result['ensemble']['accuracy']:.2f} %"
+        else:
+            outcome = "done"
         # Running jobs count as half done.
         jobs_left = len(self.waiting) + len(self.running) / 2
         left = (time.monotonic() - self.started) / (self.done - self.already + len(self.running) / 2) * jobs_left
         say(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left")
 
-    def reason(self, job: Job) -> str:
-        lines = [line for line in self.log_of(job).read_text().splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
-        return (told or lines or ["no output"])[-1].removeprefix("dicedist: ")
-
     def log_of(self, job: Job) -> Path:
         return self.directory / f"{job.name}.log"
+
+
+def last_words(log: Path) -> str:
+    """Why a job failed: the last line of its output that dicedist wrote, or that anyone did."""
+    lines = [line for line in log.read_text().splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
+    return (told or lines or ["no output"])[-1].removeprefix("dicedist: ")
 
 
 def gpus_of(place: int, ranks: int) -> list[int] | None:

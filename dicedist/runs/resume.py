@@ -10,9 +10,10 @@ from dicedist.config import Config, Scope, changed_keys, flatten
 from dicedist.config.checks import CHANGEABLE
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
-from dicedist.runs.files import open_own, replace_text
-from dicedist.runs.run import Run
+from dicedist.runs.files import open_own, read_plain, replace_text
+from dicedist.runs.run import LARGEST_RECORDS, Run
 
+RATES = "schedules.learning_rate."
 FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
 
 
@@ -23,8 +24,17 @@ def ensemble_size(config: Config) -> int | str:
     return run.config().ensemble.size if continues else config.ensemble.size
 
 
-def find(run: Run, config: Config, data_digest: str, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start anew."""
+def find(
+    run: Run,
+    config: Config,
+    data_digest: str,
+    warn: Callable[[str], None],
+    digests: Callable[[], list[str] | None] = lambda: None,
+) -> Checkpoint | None:
+    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start anew.
+
+    digests: of the pretrained weights, which are read only if the run begins; they go into its config.
+    """
     saved = checkpoint.saved(run.checkpoints)
     begun = bool(saved) or has_records(run)
     if config.resume == "never" and begun and not restarted(run):
@@ -36,6 +46,7 @@ def find(run: Run, config: Config, data_digest: str, warn: Callable[[str], None]
         reason = f"{run} has no intact checkpoint{checkpoint.what_is_wrong(run.checkpoints)}"
         must = config.resume == "must"
         raise ValueError(f"resume=must, but {reason}" if must else f"{reason}; choose another run.name")
+    config.network.sha256 = digests() if found is None else run.config().network.sha256
     if begun:
         refuse_another(run, config, found)
     if found is not None and found.about["data"] != data_digest:
@@ -62,7 +73,7 @@ def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> 
 def mend_records(run: Run, found: Checkpoint, warn: Callable[[str], None]) -> None:
     """metrics.jsonl must begin with what it held at the checkpoint, which keeps a copy."""
     lines, copy = int(found.about["records"]["lines"]), checkpoint.unpack_records(found)
-    held = run.records_file.read_bytes() if run.records_file.exists() else b""
+    held = read_plain(run.records_file, LARGEST_RECORDS) if run.records_file.exists() else b""
     whole = held.splitlines(keepends=True)[:lines]
     if copy is None:
         if len(whole) < lines:
@@ -94,15 +105,15 @@ def leave_mark(run: Run) -> str:
 def sees(run: Run, mark: str) -> bool:
     """Whether this rank sees the folder in which rank 0 left its mark."""
     try:
-        return run.mark_file.read_text() == mark
-    except OSError:
+        return read_plain(run.mark_file, len(mark)) == mark.encode()
+    except (OSError, ValueError):
         return False
 
 
 def restarted(run: Run) -> bool:
     """Whether this is a later attempt of the launch that began the run, which continues whatever `resume` says."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # the id alone may be that of every launch
-    return again and run.launch_file.exists() and run.launch_file.read_text() == this_launch() != ""
+    return again and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
 
 
 def has_records(run: Run) -> bool:
@@ -112,15 +123,17 @@ def has_records(run: Run) -> bool:
 def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
     """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded."""
     saved = run.config()
-    changed = changed_keys(flatten(saved), flatten(config), FIXED)
+    changed = changed_keys(compared(saved), compared(config), FIXED)
     allowed = [line for line in changed if line.partition(":")[0] in config.resuming.allow]
     if refused := [line for line in changed if line not in allowed]:
         hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
         raise ValueError(f"{run} was trained with another config ({'; '.join(refused)}): choose another run.name{hint}")
-    if saved.epochs != config.epochs and saved.schedules.scale:
+    moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
+    if saved.epochs != config.epochs and moves:
         raise ValueError(
-            f"epochs: {saved.epochs} -> {config.epochs} would move every schedule of {run}, which has begun: "
-            "choose another run.name (a run with schedules.scale=false may change its epochs, any run its max_steps)"
+            f"epochs: {saved.epochs} -> {config.epochs} would move every schedule of {run}, which has begun: choose "
+            "another run.name (a run with schedules.scale=false and optimizer.schedule=step or constant may change its "
+            "epochs, any run its max_steps)"
         )
     if found is not None and found.about.get("run", identity(config)) != identity(config):
         raise ValueError(f"{found.path} belongs to another run: {found.about['run']}")
@@ -128,6 +141,12 @@ def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
         line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
         with open_own(run.changes_file, "a") as file:
             file.write(line + "\n")
+
+
+def compared(config: Config) -> dict[str, Any]:
+    """Every key, but of the learning rates that have names only the chosen one: a later version may know others."""
+    chosen = {f"{RATES}{name}" for name in (config.optimizer.lr, "paper")}  # a number scales the paper's
+    return {key: value for key, value in flatten(config).items() if key in chosen or not key.startswith(RATES)}
 
 
 def may_change(line: str) -> bool:

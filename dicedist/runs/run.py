@@ -7,6 +7,7 @@ runs/NAME/
     checkpoints/step-00001200/          checkpoint.py
     evaluation.json logits.safetensors gallery.safetensors report.html      results
     evaluations/LABEL/                  results of some members, of another average, of an earlier step
+    ensemble.pt2 member-0.onnx ...      what `export` wrote
     mirror.json                         how much of it MLflow has received
 """
 
@@ -19,9 +20,10 @@ from typing import Any, Self
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
-from dicedist.runs.files import read_plain, replace_text
+from dicedist.runs.files import read_json, read_plain, replace_json, replace_text
 
-LARGEST_CONFIG, LARGEST_RESULT = 2**20, 2**28  # bytes
+CONFIG = "config.yaml"
+LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
 
 
 class Results:
@@ -49,17 +51,17 @@ class Results:
     def report_file(self) -> Path:
         return self.directory / "report.html"
 
-    def result(self) -> dict[str, Any] | None:
-        """The results of the evaluation; None if they were not written, or not completely."""
+    def result(self, step: int | None = None) -> dict[str, Any] | None:
+        """The results of the evaluation; None if they were not written, are damaged, or not of this step, if given."""
         try:
-            found = json.loads(read_plain(self.result_file, LARGEST_RESULT))
-        except (OSError, ValueError, RecursionError):
+            found = read_json(self.result_file)
+        except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return found if step in (None, found.get("step", step)) else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        replace_text(self.result_file, json.dumps(result, indent=1))
+        replace_json(self.result_file, result)
 
 
 class Run(Results):
@@ -76,6 +78,19 @@ class Run(Results):
             raise ValueError(f"{run} is not a run: it has no {run.config_file.name} (runs are folders under runs/)")
         return run
 
+    @classmethod
+    def open_all(cls, path: Path) -> list[Self]:
+        """A run, or the runs of a sweep's folder; files beside runs, as logs are, are passed over."""
+        if path.is_file():
+            return []
+        inside = cls.all_in(path)
+        return inside if inside and not cls(path).exists() else [cls.open(path)]
+
+    @classmethod
+    def all_in(cls, folder: Path, below: str = "*") -> list[Self]:
+        """The runs among the folders in a folder; below="**": at any depth, the folder itself included."""
+        return [cls(config.parent) for config in sorted(folder.glob(f"{below}/{CONFIG}"))]
+
     def exists(self) -> bool:
         return self.config_file.is_file()
 
@@ -85,7 +100,7 @@ class Run(Results):
 
     @property
     def config_file(self) -> Path:
-        return self.directory / "config.yaml"
+        return self.directory / CONFIG
 
     @property
     def environment_file(self) -> Path:
@@ -115,6 +130,11 @@ class Run(Results):
     @property
     def lock_file(self) -> Path:
         return self.directory / ".lock"
+
+    @property
+    def owner_file(self) -> Path:
+        """In place of the lock where the file system has none."""
+        return self.directory / ".lock.owner"
 
     @property
     def mirror_lock_file(self) -> Path:
@@ -161,12 +181,15 @@ class Run(Results):
 
     def ending(self) -> str:
         """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
-        found, result = self.newest_checkpoint(), self.result()
-        if found is not None and result is not None:
-            complete = found.step >= found.about.get("total_steps", found.step)
-            if complete and result.get("step", found.step) == found.step:
+        found = self.newest_checkpoint()
+        if found is not None and found.complete:
+            if self.result(found.step) is not None or (self.result() is None and not self.config().evaluate.test):
                 return "FINISHED"
         return "KILLED" if self.stopped_file.exists() else "FAILED"
+
+    def exported(self, name: str) -> Path:
+        """A file that `export` writes unless it is given another place."""
+        return self.directory / name
 
     def variation(self, label: str) -> Results:
         """The results of something else than the whole run: of some members, another average, an earlier step."""
@@ -188,18 +211,23 @@ class Run(Results):
             if old.exists():
                 old.rename(new)
 
+    def validations(self, name: str) -> list[tuple[float, float]]:
+        """Epochs and validation values of a measure, named without val/."""
+        records, key = whole_records(self.records_file), f"val/{name}"
+        return [(record["epoch"], record[key]) for record in records if record.get(key) is not None]
+
     def last_validation(self, name: str) -> float | None:
-        """The last validation value of a measure, named without val/; None if there is none."""
-        found = [record.get(f"val/{name}") for record in whole_records(self.records_file)]
-        known = [value for value in found if value is not None]
-        return known[-1] if known else None
+        """The last of them; None if there is none."""
+        known = self.validations(name)
+        return known[-1][1] if known else None
 
 
 def whole_lines(path: Path) -> list[str]:
     """The complete lines of a file that may be missing, or still being written."""
     if not path.exists():
         return []
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    text = read_plain(path, LARGEST_RECORDS).decode()
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def whole_records(path: Path) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ class Saver:
             files |= checkpoint.write_part(draft, checkpoint.RECORDS, checkpoint.pack_records(self.records))
             self.fetch({name: files[name] for report in reports for name in report["sent"]})
             checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             checkpoint.discard(self.run.checkpoints)
             return str(error)
         return None

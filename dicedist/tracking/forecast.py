@@ -10,8 +10,6 @@ import time
 
 import torch
 
-from dicedist.algorithm.adversary import Features
-from dicedist.algorithm.build import feature_dims
 from dicedist.algorithm.step import Step
 from dicedist.cluster.world import World
 from dicedist.config.schema import Config
@@ -29,10 +27,13 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     steps_per_epoch = num_batches(len(source.train), config.batch_size)
     validations = steps_left // (steps_per_epoch * config.evaluate.every_epochs) + 1
     held_out = len(source.val) or len(source.test)
-    images = validations * len(source.val) + len(source.test) + (held_out if step.method.adversarial else 0)
+    images = validations * len(source.val) + len(source.test) + (held_out if step.method.estimator else 0)
     # The estimate of redundancy compares pairs as one learning step does, without its backward pass.
-    estimates = DRAWS * held_out / config.batch_size / config.redundancy.num_steps / 2 if step.hosted.w else 0
-    mine = per_step * (steps_left + estimates) + per_image * images
+    reads_w = step.method.estimator is not None and step.hosted.w is not None
+    estimates = DRAWS * held_out / config.batch_size / config.redundancy.num_steps / 2 if reads_w else 0
+    # The last batch of an epoch is smaller, in a small set much smaller.
+    whole_steps = steps_left * len(source.train) / (steps_per_epoch * config.batch_size)
+    mine = per_step * (whole_steps + estimates) + per_image * images
     return world.control.agree(round(1000 * mine)) / 1000
 
 
@@ -41,8 +42,8 @@ class Rehearsal:
 
     def __init__(self, config: Config, world: World, step: Step, source: Source):
         self.world, self.hosted = world, step.hosted
-        size, batch = config.data.size, -(-config.batch_size // step.replicas)
-        self.images = torch.zeros(batch, 3, size, size).to(memory_format=torch.channels_last)
+        self.inputs = zeros(-(-config.batch_size // step.replicas), source)
+        self.read_at_once = zeros(min(BATCH, 128), source)
         self.labels_B = torch.arange(config.batch_size) % source.num_classes
         uncopied = {id(step.exchange): step.exchange}  # a synchronised batch norm refers to it
         self.members = [copy.deepcopy(part.module, {**uncopied}) for part in [*self.hosted.members.values()][:1]]
@@ -50,8 +51,11 @@ class Rehearsal:
         self.w = copy.deepcopy(self.hosted.w)
         self.optimizer = self.w.build_optimizer() if self.w else None
         self.now = step.schedules.at(config.epochs)
-        shape = (len(step.exchange.compared), config.batch_size, max(feature_dims(config, step.num_members)))
-        self.features = Features(torch.zeros(shape), torch.ones(shape)) if self.w else None
+        compared, widths = step.exchange.compared, step.exchange.widths
+        self.read = {
+            name: torch.ones(len(compared), config.batch_size, max(widths[name][member] for member in compared))
+            for name in (step.exchange.features if self.w else ())
+        }
 
     def seconds(self) -> tuple[float, float]:
         """For one step, and for reading one image with all members hosted here."""
@@ -60,7 +64,7 @@ class Rehearsal:
             self.world.control.barrier()
             started = time.monotonic()
             for member in self.members:
-                member(self.trunk(self.images)).sum().backward()
+                member(self.trunk(self.inputs)).sum().backward()
             members = (time.monotonic() - started) * hosted
             started = time.monotonic()
             self.learn()
@@ -68,18 +72,22 @@ class Rehearsal:
         return step, self.seconds_of_reading() * hosted
 
     def learn(self) -> None:
-        if self.w is None or self.optimizer is None or self.features is None:
+        if self.w is None or self.optimizer is None:
             return
-        self.w.redundancy_gradients(self.features, self.labels_B, self.now, (0, 0))
-        self.w.learn(self.optimizer, self.features, self.labels_B, self.now, (0, 0))
+        self.w.answers(self.read, self.labels_B, self.now, (0, 0))
+        self.w.study(self.optimizer, self.read, self.labels_B, self.now, (0, 0))
 
     @torch.inference_mode()
     def seconds_of_reading(self) -> float:
-        images = self.images[:1].expand(min(BATCH, 128), -1, -1, -1).contiguous(memory_format=torch.channels_last)
         for module in (*self.members, self.trunk):
             module.eval()
         self.world.control.barrier()
         started = time.monotonic()
         for member in self.members:
-            member(self.trunk(images))
-        return (time.monotonic() - started) / len(images)
+            member(self.trunk(self.read_at_once))
+        return (time.monotonic() - started) / len(self.read_at_once)
+
+
+def zeros(number: int, source: Source) -> torch.Tensor:
+    inputs = torch.zeros(number, *source.shape)
+    return inputs if inputs.dim() == 2 else inputs.to(memory_format=torch.channels_last)

@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 
-from dicedist.cluster.process import LAUNCHER
+from dicedist.cluster.process import LAUNCHER, SECRET
 from dicedist.config.schema import Config
 from dicedist.runs.run import Run
 
-RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER)  # variables that make a process a rank
+# Variables that make a process a rank, and what only ranks know.
+RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, SECRET)
 
 
 def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":

@@ -14,7 +14,7 @@ from typing import Any
 from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import Config
 from dicedist.console import lines
-from dicedist.console.progress import Progress, SilentProgress
+from dicedist.console.progress import SILENT, Progress, SilentProgress
 from dicedist.runs.files import open_own
 from dicedist.runs.run import Run
 from dicedist.tracking.mirroring import start_mirror
@@ -37,6 +37,9 @@ class SilentTracker:
 
     def open(self) -> None:
         """Training is about to begin or to continue."""
+
+    def begin(self) -> None:
+        """The first step begins now."""
 
     def kept(self) -> dict[str, Any]:
         """The state of the records that a checkpoint must keep."""
@@ -63,7 +66,10 @@ class SilentTracker:
 
     def stage(self, total: int, noun: str) -> SilentProgress:
         """Shows how far one piece of long work beside training has come."""
-        return SilentProgress()
+        return SILENT
+
+    def show(self, step: int, epoch: float) -> None:
+        """Shows how far training has come."""
 
     def say(self, text: str) -> None:
         """Prints a line for the user."""
@@ -97,6 +103,9 @@ class Tracker(SilentTracker):
         if self.config.tracking.to == "mlflow":
             self.mirror = start_mirror(self.run, self.config)
 
+    def begin(self) -> None:
+        self.progress.begin()
+
     def records(self) -> bytes:
         return bytes(self.text)
 
@@ -119,10 +128,13 @@ class Tracker(SilentTracker):
         self.unwritten.append(json.dumps({"step": step, "epoch": round(epoch, 4), **metrics}) + "\n")
         self.write()
         self.latest |= {name: metrics[key] for key, name in SHOWN.items() if key in metrics}
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
         if not quiet or self.progress.terminal:
             last = step >= self.total_steps or any(name.startswith("val/") for name in metrics)
-            self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always=last or self.progress.terminal)
+            self.show(step, epoch, always=last or self.progress.terminal)
+
+    def show(self, step: int, epoch: float, always: bool = False) -> None:
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
+        self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always)
 
     def write(self) -> None:
         """On a full disk, records wait in memory for the next time; a file that was removed is written anew."""

@@ -3,21 +3,23 @@
 import errno
 import json
 import os
+import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
 from dicedist import mirror as command
 from dicedist.config import compose_config
 from dicedist.runs.run import Run
+from dicedist.tracking import tracker
 from dicedist.tracking.mlflow import mirror
 from dicedist.tracking.mlflow.store import without_password
-from tests.support.servers import free_port, mirror_of
+from tests.support.servers import Server, mirror_of
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
 
@@ -119,6 +121,29 @@ def test_training_that_is_asked_to_stop_is_marked_as_killed(store, tmp_path):
 
 
 @pytest.mark.timeout(300)
+def test_a_finished_training_says_that_its_mirror_was_killed(store, tmp_path):
+    uri, client = store
+    settings = [*SETTINGS, "data.train_limit=32", "batch_size=16", "max_steps=2", "log.every_steps=2"]
+    training = subprocess.Popen(
+        [sys.executable, "-m", "dicedist.train", *settings, f"run.dir={tmp_path}", f"tracking.uri={uri}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    mirrors = []
+    while not mirrors and training.poll() is None:
+        mirrors = [one for one in psutil.Process(training.pid).children() if "dicedist.mirror" in one.cmdline()]
+        time.sleep(0.05)
+    mirrors[0].kill()
+    told = training.communicate(timeout=240)[1]
+    directory = tmp_path / "tiny"
+    assert training.returncode == 76, told
+    advice = f"`python -m dicedist.mirror {directory}` sends it\n"
+    assert told.endswith(f"dicedist: {directory} is complete, but MLflow has not received all of it; {advice}")
+    command.run([str(directory), f"tracking.uri={uri}"])
+    run, losses = received(client, directory)
+    assert run.info.status == "FINISHED" and [step for step, _ in losses] == [2]
+
+
+@pytest.mark.timeout(300)
 def test_trainings_that_start_at_once_share_a_new_store(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     directories = [a_run(tmp_path / name, f"tracking.uri={uri}", "tracking.experiment=both") for name in ("a", "b")]
@@ -140,33 +165,6 @@ def test_a_half_written_line_waits(store, tmp_path):
         file.write('{"step": 4, "train/mem')
     sender.send_records()
     assert [step for step, _ in received(client, directory)[1]] == [1, 2, 3]
-
-
-class Server:
-    """A real `mlflow server` on loopback, which can be killed and started again with its stored data."""
-
-    def __init__(self, directory):
-        self.directory, self.port = directory, free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
-             "--workers", "1", "--backend-store-uri", f"sqlite:///{self.directory}/server.db",
-             "--artifacts-destination", str(self.directory / "artifacts")],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise AssertionError("mlflow server did not come up")
-
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 @pytest.mark.timeout(400)
@@ -201,6 +199,67 @@ def test_a_server_that_dies_and_comes_back_misses_nothing(finished, tmp_path, ca
         server.kill()
 
 
+def test_records_whose_receipt_was_lost_are_not_sent_twice(store, tmp_path, monkeypatch):
+    """The answer did not come, or the mirror was killed before it noted it."""
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = mirror_of(directory)
+    sender.begin()
+    send = sender.client.log_batch
+
+    def send_and_break(*arguments, **named):
+        send(*arguments, **named)
+        raise ConnectionResetError("in the middle of the answer")
+
+    monkeypatch.setattr(sender.client, "log_batch", send_and_break)
+    assert not sender.attempt(sender.send_records)
+    monkeypatch.undo()
+    assert mirror_of(directory).attempt(sender.send_records)
+    record(directory, range(4, 6))
+    monkeypatch.setattr(sender, "keep", lambda **changes: sender.client.killed)
+    with pytest.raises(AttributeError):
+        sender.send_records()
+    monkeypatch.undo()
+    mirror_of(directory).send_records()
+    assert [step for step, _ in received(client, directory)[1]] == [1, 2, 3, 4, 5]
+
+
+def test_records_that_are_written_otherwise_after_a_crash_all_arrive(store, tmp_path):
+    """As when log.every_steps is changed: as many lines as before, of other steps."""
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    mirror_of(directory).send_records()
+    (directory / "metrics.jsonl").unlink()
+    record(directory, (2, 4, 6, 8))
+    mirror_of(directory).send_records()
+    assert [step for step, _ in received(client, directory)[1]] == [1, 2, 3, 4, 6, 8]
+
+
+def test_a_finished_training_does_not_wait_without_end(tmp_path, monkeypatch):
+    """A server that sends a byte every few seconds would hold it for ever."""
+    endless = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(tracker, "start_mirror", lambda run, config: endless)
+    monkeypatch.setattr(tracker, "MIRROR_LIMIT", 0.1)
+    tracking = tracker.Tracker(Run(a_run(tmp_path / "tiny")), 1, 1, None, compose_config(SETTINGS))
+    tracking.open()
+    assert not tracking.close(finished=True)
+    assert endless.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda text: text[:50], lambda text: text.replace('"metrics.jsonl": 3', '"metrics.jsonl": 2')]
+)
+def test_a_damaged_state_is_not_believed(store, tmp_path, harm):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    mirror_of(directory).send_records()
+    state, first = Run(directory).mirror_file, received(client, directory)[0]
+    state.write_text(harm(state.read_text()))
+    mirror_of(directory).send_records()
+    again, losses = received(client, directory)
+    assert again.info.run_id != first.info.run_id and [step for step, _ in losses] == [1, 2, 3]
+
+
 def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsys):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}", "tracking.experiment=refused")
@@ -211,6 +270,20 @@ def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsy
         command.run([str(other), f"tracking.uri={uri}"])
     told = capsys.readouterr().err
     assert told.count("refuses to begin") == 1 and "deleted" in told
+
+
+def test_a_full_database_is_one_line(tmp_path):
+    """In a process of its own, as MLflow sets up its loggers when it is imported."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    MlflowClient(uri).search_experiments()
+    full = ((tmp_path / "mlflow.db").stat().st_size,) * 2
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, full)  # noqa: E731
+    sender = follower(directory, stderr=subprocess.PIPE, preexec_fn=limit)
+    first = sender.stderr.readline()
+    time.sleep(3 * mirror.INTERVAL)
+    sender.kill()
+    assert "does not answer, records wait in" in first and sender.communicate()[1] == ""
 
 
 def test_no_room_for_files_loses_nothing(finished, store, tmp_path, capsys, monkeypatch):
@@ -254,6 +327,22 @@ def test_what_a_run_is_told_of_itself(store, tmp_path):
     assert f"runs/{run.info.run_id}/artifacts/report.html" in run.data.tags["mlflow.note.content"]
     (data,) = run.inputs.dataset_inputs
     assert (data.dataset.name, data.tags[0].value) == ("shapes", "training")
+
+
+def test_redundancy_in_nats_and_the_schedules_reach_mlflow(store, tmp_path):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    with Run(directory).records_file.open("a") as file:
+        values = {"train/redundancy_nats": 0.7, "schedule/learning_rate": 0.1, "schedule/delta": 0.1}
+        file.write(json.dumps({"step": 4, "epoch": 2.0, **values}) + "\n")
+    fresh = {"pairs": [[0, 1], [0, 2]], "conditional": {"nats_P": [0.25, 0.75]}}
+    Run(directory).write_result({"redundancy": {"nats_P": [1.0, 2.0]}, "redundancy_fresh": fresh})
+    sent = mirror_of(directory)
+    for task in (sent.begin, sent.send_records, sent.send_result):
+        task()
+    found = received(client, directory)[0].data.metrics
+    assert values.items() <= found.items()
+    assert found["test/redundancy/nats"] == 1.5 and found["test/redundancy_fresh/conditional/nats"] == 0.5
 
 
 def test_a_run_is_not_sent_to_a_second_store_unasked(tmp_path, monkeypatch):

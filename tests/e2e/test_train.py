@@ -7,7 +7,9 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from dicedist.cluster.launcher import codes, worst
 from dicedist.cluster.process import EndedElsewhere
 from dicedist.runs.lock import run_lock
 from dicedist.runs.run import Run as Folder
-from tests.faults import SETTINGS, Run
+from tests.faults.subject import SETTINGS, Run, listens
 from tests.support.processes import run_ranks
 from tests.support.tiny import assert_same_tensors, records_of, train
 
@@ -96,7 +98,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 SLEEPER = """
     import sys, time
     from dicedist.cluster import signals
-    signals.SAME_REQUEST = 0.2
+    signals.SAME_REQUEST = 1.0
     signals.listen()
     try:
         with signals.deferred():
@@ -119,10 +121,46 @@ def test_a_signal_asks_and_a_second_one_ends(number):
     process.send_signal(number)
     process.send_signal(number)  # the same request, forwarded by a launcher
     assert [process.stdout.readline() for _ in range(2)] == ["asked\n", "stopped\n"]
-    time.sleep(0.3)
+    time.sleep(1.1)
     assert process.poll() is None
     process.send_signal(number)
     assert process.wait(10) == 75
+
+
+def started(tmp_path, module):
+    launch = ["--nproc_per_node=2", "-m", "dicedist.train"] if module == "dicedist.launch" else []
+    words = [sys.executable, "-m", module, *launch, *SETTINGS, f"run.dir={tmp_path}", "data.pipeline=torch"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not listens(process.pid):
+        time.sleep(0.01)
+    return process
+
+
+def end_of(process, *numbers):
+    """The exit code after signals, and what was told."""
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.05)
+    told = process.communicate(timeout=100)[0]
+    assert "Traceback" not in told, told
+    return process.returncode, told
+
+
+@pytest.mark.parametrize("module", ["dicedist.train", "dicedist.launch"])
+def test_signals_before_torch_is_imported(tmp_path, module):
+    process = started(tmp_path, module)
+    assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    code, told = end_of(process, signal.SIGTERM, signal.SIGTERM)
+    assert code == 75, told
+
+
+def test_repeated_signals_while_ranks_import_torch(tmp_path):
+    process = started(tmp_path, "dicedist.launch")
+    importing = lambda rank: "libtorch_python" in Path(f"/proc/{rank.pid}/maps").read_text()  # noqa: E731
+    while not any(map(importing, psutil.Process(process.pid).children())):
+        time.sleep(0.01)
+    code, told = end_of(process, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    assert code == 75 and told.count("\n") <= 1, told
 
 
 LEAVER = """
@@ -141,5 +179,19 @@ def test_threads_that_leave_together_leave_one_code(tmp_path):
     assert codes(str(tmp_path)) == [75]
 
 
+def test_a_code_that_cannot_be_left_is_the_process_own(tmp_path):
+    """Otherwise the launcher would find nothing, and take the run for done."""
+    (tmp_path / "file").touch()  # in place of the folder
+    environment = {**os.environ, process.LAUNCHER: str(tmp_path / "file"), "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LEAVER)], env=environment, timeout=120)
+    assert done.returncode == 75
+
+
+def test_a_folder_that_was_cleaned_away_is_made_again(tmp_path):
+    environment = {**os.environ, process.LAUNCHER: str(tmp_path / "removed"), "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LEAVER)], env=environment, timeout=120)
+    assert done.returncode == 0 and codes(str(tmp_path / "removed")) == [75]
+
+
 def test_exit_codes_of_ranks_make_one():
-    assert [worst(each) for each in ([0, 0], [75, 75], [75, 2], [1, 2, 75])] == [0, 75, 2, 1]
+    assert [worst(each) for each in ([0, 0], [75, 75], [0, 76], [75, 2], [1, 2, 75])] == [0, 75, 76, 2, 1]

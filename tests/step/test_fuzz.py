@@ -1,11 +1,14 @@
-"""Every file that we read, damaged at random: one line or a value, never a traceback, a hang or a write elsewhere."""
+"""Every file that we read, damaged at random: one line or a value, never a traceback, a hang or a write elsewhere.
+
+python -m tests.step.test_fuzz SECONDS SEED     as long as you like
+"""
 
 import io
-import json
 import os
 import random
-import shutil
 import signal
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,15 +16,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dicedist.config import compose_config
+from dicedist.data import sources
 from dicedist.data.ood import read_array
-from dicedist.data.prepared import verified
 from dicedist.data.sets.folder import decode_file
-from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.evaluation.formats import read_ensemble, write_safetensors
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.evaluation.saved import read_logits
-from dicedist.reporting.records import read_run
+from dicedist.reporting.page import page
+from dicedist.reporting.records import read_groups
 from dicedist.runs.run import Run
-from dicedist.tracking.mlflow.store import read_json
-from tests.support.tiny import train
+from dicedist.tracking.mlflow.store import read_or_nothing
+from tests.support.tiny import build
 
 PIECES = [
     b"",
@@ -37,21 +43,22 @@ PIECES = [
     b"!!python/object",
     b"\n" * 99,
 ]
-SECONDS = 10  # that a reader may take
+SECONDS = 60  # that a reader may take, on a busy machine
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A folder with one of each, and for each the function that reads it."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    train(folder, "max_steps=2", "data.split=full")
-    run = Run(folder / "tiny")
-    run.write_result({"step": 2, "ensemble": {"accuracy": 0.5}, "member_ids": [0, 1]})
-    prepared = folder / "prepared"
-    prepared.mkdir()
-    np.save(prepared / "train_labels.npy", np.arange(100))
-    about = {"class_names": ["a"], "digest": "0", "blocks": {"train_labels": ["0" * 32]}}
-    (prepared / "about.json").write_text(json.dumps(about))
+    return make(tmp_path_factory.mktemp("fuzz"))
+
+
+def make(folder):
+    """One of each file, from a run that was trained and evaluated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DICEDIST_DATA", str(folder / "home"))
+        build(folder, "max_steps=2").train_and_evaluate()
+    ensemble = load_ensemble(Run(folder / "tiny"))
+    write_safetensors(ensemble, folder / "exported.safetensors", None)
+    Run(folder / "tiny").mirror_file.write_text('{"uri": "sqlite:///a", "run_id": "1", "received": {"a": 1}}')
     np.savez(folder / "images.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
     np.save(folder / "images.npy", np.zeros((2, 8, 8, 3), np.uint8))
     np.savez(folder / "logits.npz", logits=np.zeros((2, 3, 4), np.float32), labels=np.zeros(3, np.int64))
@@ -63,19 +70,26 @@ def pristine(tmp_path_factory):
 
 
 def readers(folder):
+    """Each file, and the function that reads it."""
     run = Run(folder / "tiny")
     (checkpoint,) = run.checkpoints.iterdir()
-    use = lambda: load_ensemble(run, tell=lambda text: None)  # noqa: E731
+    silent = lambda text: None  # noqa: E731
+    use = lambda: load_ensemble(run, tell=silent)  # noqa: E731
+    report = lambda: page(read_groups([run]))  # noqa: E731
+    prepared = lambda: sources.load(compose_config(["data=shapes", "data.train_limit=48"]).data)  # noqa: E731
     return {
         run.config_file: use,
         checkpoint / "manifest.json": use,
         checkpoint / "member-0.safetensors": use,
         checkpoint / "discriminator.safetensors": use,
-        run.result_file: lambda: read_run(run),
-        run.records_file: lambda: read_run(run),
-        run.mirror_file: lambda: read_json(run.mirror_file),
-        folder / "prepared" / "about.json": lambda: verified(folder / "prepared"),
-        folder / "prepared" / "train_labels.npy": lambda: verified(folder / "prepared"),
+        run.logits_file: lambda: load_ensemble(run, [0], tell=silent),
+        run.result_file: report,
+        run.records_file: report,
+        run.gallery_file: report,
+        run.mirror_file: lambda: read_or_nothing(run.mirror_file),
+        run.environment_file: lambda: read_or_nothing(run.environment_file),
+        folder / "exported.safetensors": lambda: read_ensemble(folder / "exported.safetensors"),
+        **{path: prepared for path in (folder / "home").rglob("*") if path.suffix in (".json", ".npy")},
         folder / "images.npz": lambda: read_array(folder / "images.npz"),
         folder / "images.npy": lambda: read_array(folder / "images.npy"),
         folder / "logits.npz": lambda: read_logits(folder / "logits.npz"),
@@ -103,38 +117,58 @@ def too_slow(number, frame):
     raise TimeoutError(f"took more than {SECONDS} s")
 
 
-def fuzz(pristine, folder, seconds, seed):
-    draws, deadline, cases = random.Random(seed), time.monotonic() + seconds, 0
+def state_of(folder):
+    """What nobody may change by reading."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def fuzz(folder, seconds, seed):
+    """How often each file was read."""
+    draws, deadline, cases = random.Random(seed), time.monotonic() + seconds, {}
+    known = readers(folder)
     before = signal.signal(signal.SIGALRM, too_slow)
     try:
         while time.monotonic() < deadline:
-            work = shutil.copytree(pristine, folder / "work")
-            path, read = draws.choice(sorted(readers(work).items(), key=lambda item: str(item[0])))
-            content = damaged(path.read_bytes() if path.exists() else b"{}", draws)
-            path.write_bytes(content)
+            path = draws.choice(sorted(known))
+            whole = path.read_bytes()
+            path.write_bytes(damaged(whole, draws))
+            state = state_of(folder)
             signal.alarm(SECONDS)
             try:
-                read()
+                known[path]()
             except ValueError as error:
-                assert "\n" not in str(error), (path.name, content[:200])
+                assert "\n" not in str(error), (path.name, str(error))
             except Exception as error:
-                shutil.copy(path, folder / path.name)
-                raise AssertionError(f"{path.name}: {type(error).__name__}: {error} ({folder / path.name})") from error
+                kept = Path(tempfile.mkdtemp(prefix="dicedist-fuzz-")) / path.name
+                kept.write_bytes(path.read_bytes())
+                raise AssertionError(f"{path.name}: {type(error).__name__}: {error} ({kept})") from error
             finally:
                 signal.alarm(0)
-            shutil.rmtree(work)
-            assert sorted(os.listdir(folder)) == [], "something was written elsewhere"
-            cases += 1
+            assert state_of(folder) == state, f"reading {path.name} has written something"
+            path.write_bytes(whole)
+            cases[path.name] = cases.get(path.name, 0) + 1
     finally:
         signal.signal(signal.SIGALRM, before)
     return cases
 
 
-def test_damaged_files(pristine, tmp_path):
-    assert fuzz(pristine, tmp_path, 10, seed=7) > 20
+@pytest.fixture
+def of_its_own(pristine, monkeypatch):
+    monkeypatch.setenv("DICEDIST_DATA", str(pristine / "home"))
+    return pristine
+
+
+def test_damaged_files(of_its_own):
+    assert sum(fuzz(of_its_own, 10, seed=7).values()) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_damaged_files_for_ten_minutes(pristine, tmp_path):
-    assert fuzz(pristine, tmp_path, 600, seed=Path(tmp_path).name) > 1000
+def test_damaged_files_for_ten_minutes(of_its_own, tmp_path):
+    assert sum(fuzz(of_its_own, 600, seed=tmp_path.name).values()) > 1000
+
+
+if __name__ == "__main__":
+    made = make(Path(tempfile.mkdtemp(prefix="dicedist-fuzz-")))
+    os.environ["DICEDIST_DATA"] = str(made / "home")
+    print(fuzz(made, float(sys.argv[1]), sys.argv[2]))

@@ -1,7 +1,9 @@
 """What surrounds the training is verified: records, prepared images, names of checkpoints, changed keys."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,33 @@ def test_prepared_images_that_changed_are_noticed(fresh_home):
         sources.load(config)
 
 
+def test_the_description_of_prepared_images_is_verified(fresh_home):
+    config = compose_config(["data=shapes"]).data
+    mean = sources.load(config).mean
+    (about,) = (fresh_home / "prepared").rglob("about.json")
+    about.write_text(about.read_text().replace(str(mean[0]), "0.5"))
+    with pytest.raises(ValueError, match="about.json is damaged; remove it"):
+        sources.load(config)
+
+
+@pytest.mark.parametrize("harm", [lambda text: text[:40], lambda text: text.replace("0.5", "0.6"), lambda text: "[]"])
+def test_a_damaged_evaluation_is_none(tmp_path, harm):
+    run = Run(tmp_path)
+    run.write_result({"step": 60, "ensemble": {"accuracy": 0.5}})
+    assert run.result() == run.result(60) == {"step": 60, "ensemble": {"accuracy": 0.5}}
+    assert run.result(61) is None
+    run.result_file.write_text(harm(run.result_file.read_text()))
+    assert run.result() is None
+
+
+def test_what_replaces_a_file_is_on_the_disk_first(tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))
+    monkeypatch.setattr(Path, "rename", lambda path, target: order.append("rename"))
+    Run(tmp_path).save_config(compose_config(["data=shapes"]))
+    assert order == ["fsync", "rename", "fsync"]  # the file, its name, the folder
+
+
 def test_a_key_is_changed_on_purpose_and_recorded(stopped):
     runs = stopped.directory.parent
     with pytest.raises(ValueError, match=r"optimizer.lr: paper -> 0.05.*resume.allow=\[optimizer.lr\]"):
@@ -112,7 +141,7 @@ def test_a_run_goes_back_to_a_checkpoint_from_before_it_diverged(tmp_path):
 
     def diverge(trainer, done):
         if done == 5:
-            trainer.step.schedules.learning_rate = [[0, 0.7]]
+            trainer.step.schedules.learning_rate = lambda epoch: 0.7
 
     train(tmp_path, *often, after_step=diverge)
     run = Run(tmp_path / "tiny")

@@ -4,16 +4,22 @@ import errno
 import fcntl
 import io
 import os
+import socket
+from datetime import timedelta
 
 import pytest
 from PIL import Image
+from torch.distributed import TCPStore
 
+from dicedist.cluster import world
+from dicedist.cluster.process import LAUNCHER, SECRET
 from dicedist.config import compose_config
 from dicedist.config.compose import parse_config
 from dicedist.console.lines import put, redacted
 from dicedist.console.tables import table
 from dicedist.data.sets.folder import decode_file, find_images, is_unfit
-from dicedist.runs.files import open_own, read_plain, replace_text
+from dicedist.reporting.records import read_run
+from dicedist.runs.files import open_own, read_json, read_plain, replace_text
 from dicedist.runs.lock import run_lock
 from dicedist.runs.run import Run
 
@@ -43,6 +49,23 @@ def test_pipes_and_giants_are_not_read(tmp_path):
     with pytest.raises(ValueError, match="has 11 bytes, more than the 10"):
         (tmp_path / "large").write_text("hello world")
         read_plain(tmp_path / "large", 10)
+
+
+def test_no_reader_of_a_run_waits_for_a_pipe(tmp_path):
+    run = Run(tmp_path)
+    run.save_config(compose_config(["data=shapes"]))
+    for path in (run.gallery_file, run.mirror_file, run.result_file, run.records_file):
+        os.mkfifo(path)
+    with pytest.raises(ValueError, match="mirror.json is not a plain file"):
+        read_json(run.mirror_file)
+    assert run.result() is None
+    with pytest.raises(ValueError, match="metrics.jsonl is not a plain file"):
+        read_run(run)
+    run.records_file.unlink()
+    with pytest.raises(ValueError, match="evaluation.json is damaged"):
+        read_run(run)
+    run.result_file.unlink()
+    assert read_run(run).gallery == {}
 
 
 def test_yaml_aliases_are_refused():
@@ -109,3 +132,38 @@ def test_where_the_file_system_has_no_locks_a_name_serves(tmp_path, monkeypatch)
     replace_text(owner, "process 1 on elsewhere")
     with pytest.raises(ValueError, match="in use by process 1 on elsewhere"), run_lock(run):
         pass
+
+
+@pytest.fixture
+def alone_on_a_node(monkeypatch):
+    """The environment of the second of two ranks, under plain torchrun."""
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("address", "exposed"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_store_that_the_network_reaches_is_warned_of(alone_on_a_node, capsys, address, exposed):
+    with socket.create_server((address, 0)) as listener:
+        port = listener.getsockname()[1]
+        alone_on_a_node.setenv("MASTER_PORT", str(port))
+        world.warn_of_exposed_store()
+        told = capsys.readouterr().err
+        assert (f"store listens to the whole network on port {port}" in told) == exposed
+        assert told.count("\n") == exposed and ("start with `python -m dicedist.launch`" in told) == exposed
+        alone_on_a_node.setenv("LOCAL_WORLD_SIZE", "1")  # of several nodes, which need the network
+        world.warn_of_exposed_store()
+    assert capsys.readouterr().err == ""
+
+
+def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone_on_a_node.setenv("MASTER_PORT", str(server.port))
+    alone_on_a_node.setenv(SECRET, "of this run")
+    for key in ("ended", "attempt-0/ended", "/attempt-0/ended", "another/attempt-0/ended"):
+        server.set(key, "2")
+    ranks = world.connect(timedelta(seconds=10))
+    assert not ranks.check(["ended"])
+    assert world.is_first_in_store(ranks, 75) and ranks.get("ended") == b"75"

@@ -26,11 +26,18 @@ from typing import Any, TypeVar
 from dicedist.config import Config, flatten
 from dicedist.config.compose import flat
 from dicedist.console.lines import warn
+from dicedist.metrics.measures import FRESH_REDUNDANCY
 from dicedist.reporting.page import pictures, write_report
-from dicedist.runs.files import open_own, replace_text
+from dicedist.runs.files import open_own, replace_json
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
-from dicedist.tracking.mlflow.store import alone, files_of, folder_of, read_json, without_password
+from dicedist.tracking.mlflow.store import (
+    alone,
+    files_of,
+    folder_of,
+    read_or_nothing,
+    without_password,
+)
 
 INTERVAL = 2.0  # seconds between two looks at the records
 PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
@@ -58,8 +65,9 @@ class Mirror:
         # By default mlflow retries for minutes; here the next look at the records is the retry.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # read when it is imported: see the loggers below
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
         for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # they log a traceback for every call that fails
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -67,11 +75,12 @@ class Mirror:
         self.shown = without_password(self.uri)
         self.state: dict[str, Any] = {"uri": self.shown, "run_id": None, "received": {}, "sent": {}}
         # A copy in a second store has a file of its own, and the first stays what it was.
-        elsewhere = read_json(run.mirror_file).get("uri") not in (None, self.shown)
+        elsewhere = read_or_nothing(run.mirror_file).get("uri") not in (None, self.shown)
         self.state_file = run.copy_file(self.shown) if elsewhere else run.mirror_file
-        self.state |= read_json(self.state_file)
+        self.state |= read_or_nothing(self.state_file)
         self.told: set[str] = set()
         self.refused = False
+        self.unsure = self.state["run_id"] is not None  # whether MLflow may have more than the state says
 
     @functools.cached_property
     def client(self) -> Any:
@@ -117,6 +126,7 @@ class Mirror:
         try:
             task()
         except Exception as error:
+            self.unsure = True  # it may have arrived all the same
             if isinstance(error, OSError) and error.errno in UNSTORABLE:
                 self.refuse(f"could not {name} (`python -m dicedist.mirror` tries again)", error)
             elif isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
@@ -153,7 +163,7 @@ class Mirror:
             number = experiment.experiment_id
         made = self.client.create_run(number, run_name=self.config.run.name)
         self.keep(run_id=made.info.run_id)
-        self.client.log_batch(made.info.run_id, tags=[*self.tags(), link_to_report(number, made.info.run_id)])
+        self.client.log_batch(made.info.run_id, tags=[*self.tags(), link_to_report(self.run, number, made.info.run_id)])
         for some in chunks(self.parameters(), MOST_PARAMS):
             self.client.log_batch(made.info.run_id, params=some)
         self.client.log_inputs(made.info.run_id, datasets=[self.data_set()])
@@ -173,7 +183,7 @@ class Mirror:
         about = {
             "run": str(self.run.directory.resolve()),
             "members": self.config.ensemble.size,
-            **read_json(self.run.environment_file),
+            **read_or_nothing(self.run.environment_file),
         }
         tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]
         known = {
@@ -188,7 +198,7 @@ class Mirror:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         data = self.config.data
-        digest = str(read_json(self.run.environment_file).get("data_digest", "unknown"))[:36]
+        digest = str(read_or_nothing(self.run.environment_file).get("data_digest", "unknown"))[:36]
         source = json.dumps({"data": data.name, "root": data.root, "split": data.split, "limit": data.train_limit})
         return DatasetInput(
             Dataset(name=data.name, digest=digest, source_type="local", source=source),
@@ -202,9 +212,10 @@ class Mirror:
             lines, received = whole_lines(path), self.state["received"].get(path.name, 0)
             # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others
             # if the user changed how often a record is written.
-            known: set[tuple[str, int]] = set()
             if self.differs(path.name, lines[:received]):
                 known, received = self.steps_in_mlflow(lines), 0
+            else:
+                known = self.steps_in_mlflow(lines[received:]) if self.unsure else set()
             for some in chunks(lines[received:], 20):
                 metrics = [metric for line in some for metric in as_metrics(json.loads(line))]
                 new = [metric for metric in metrics if (metric.key, metric.step) not in known]
@@ -213,6 +224,7 @@ class Mirror:
                 received += len(some)
                 marks = {**self.state.get("marks", {}), path.name: digest_lines(lines[:received])}
                 self.keep(received={**self.state["received"], path.name: received}, marks=marks)
+        self.unsure = False
 
     def differs(self, name: str, lines: Sequence[str]) -> bool:
         """Whether the lines that were sent are no longer those of the file."""
@@ -232,10 +244,10 @@ class Mirror:
         """Every number of the evaluation, and the redundancy as the mean over pairs."""
         if self.is_sent("result"):
             return
-        result = read_json(self.run.result_file)
+        result = read_or_nothing(self.run.result_file)
         fresh = result.get("redundancy_fresh") or {}
         estimates = {"redundancy": result.get("redundancy")} | {
-            f"redundancy_fresh.{kind}": fresh.get(kind) for kind in ("conditional", "unconditional")
+            f"redundancy_fresh.{kind}": fresh.get(kind) for kind in FRESH_REDUNDANCY
         }
         nats = {f"{name}.nats": fmean(found["nats_P"]) for name, found in estimates.items() if found}
         measures = flat(result) | nats
@@ -248,12 +260,12 @@ class Mirror:
         if self.is_sent("files"):
             return
         run = self.run
-        if not run.report_file.exists():
+        if not run.report_file.is_file() or run.report_file.is_symlink():
             write_report([run], run.report_file)
         for name, picture in pictures(run.report_file.read_text()).items():
             self.client.log_text(self.state["run_id"], picture, f"figures/{name}.svg")
         for path in (run.config_file, run.environment_file, run.result_file, run.records_file, run.report_file):
-            if path.exists():
+            if path.is_file() and not path.is_symlink():  # which could lead to any file of the user
                 self.client.log_artifact(self.state["run_id"], str(path))
         self.mark_sent("files")
 
@@ -278,7 +290,7 @@ class Mirror:
         self.keep(sent={**self.state["sent"], "model": self.run.checkpoint().step})
 
     def taken(self, name: str, signature: Any) -> str | None:
-        """The last version of that model, if it takes or answers something else."""
+        """The last version of that model, if this one takes something else or no longer answers all that it does."""
         import mlflow
 
         versions = self.client.search_model_versions(f"name = '{name}'")
@@ -286,7 +298,9 @@ class Mirror:
             return None
         last = max(versions, key=lambda version: int(version.version))
         known = mlflow.models.get_model_info(f"models:/{name}/{last.version}").signature
-        return None if known == signature else f"version {last.version} of that model"
+        lacking = [output for output in known.outputs or () if output not in (signature.outputs or ())]
+        same = known.inputs == signature.inputs and not lacking
+        return None if same else f"version {last.version} of that model"
 
     def send_status(self) -> None:
         self.client.set_terminated(self.state["run_id"], self.run.ending())
@@ -300,14 +314,14 @@ class Mirror:
 
     def keep(self, **changes: Any) -> None:
         self.state |= changes
-        replace_text(self.state_file, json.dumps(self.state))
+        replace_json(self.state_file, self.state)
 
 
-def link_to_report(experiment: str, run_id: str) -> Any:
+def link_to_report(run: Run, experiment: str, run_id: str) -> Any:
     """The description on MLflow's page of the run."""
     from mlflow.entities import RunTag
 
-    page = f"#/experiments/{experiment}/runs/{run_id}/artifacts/report.html"
+    page = f"#/experiments/{experiment}/runs/{run_id}/artifacts/{run.report_file.name}"
     return RunTag("mlflow.note.content", f"The [report]({page}) of this run appears here when it has finished.")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dicedist.evaluation.ensemble import load_ensemble
 from dicedist.evaluation.formats import export, images_to_check
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
 
 SERVING = Path(__file__).with_name("serving.py")
@@ -31,6 +31,6 @@ def packed(run: Run, images: str | None, path: Path, trusted: bool) -> dict[str,
             Schema([TensorSpec(np.dtype("str"), (-1,), "class"), *outputs]),
         ),
         "input_example": example[:2].numpy(),
-        "metadata": {"class_names": ensemble.about.class_names},
+        "metadata": {"class_names": ensemble.about.class_names, "calibration": ensemble.about.calibration},
         "pip_requirements": [f"torch=={torch.__version__.partition('+')[0]}", f"mlflow=={version('mlflow')}"],
     }

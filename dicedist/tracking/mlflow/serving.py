@@ -27,11 +27,16 @@ class ServedEnsemble(PythonModel):
         return {"class": self.class_names[arrays["label"]], **arrays}
 
     def refuse_unfit(self, images: np.ndarray) -> None:
-        """Images of another size or range would be answered, and wrongly; MLflow turns this into a 400."""
+        """Inputs of another size or range would be answered, and wrongly; MLflow turns this into a 400."""
         size, is_uint8 = self.about["size"], self.about["images"] == "uint8"
         shape = (size, size, 3) if is_uint8 else (3, size, size)
-        reason = None
-        if images.ndim != 4 or images.shape[1:] != shape or not len(images):
+        reason, width = None, len(self.about["mean"])
+        if self.about["images"] == "vectors":
+            if images.ndim != 2 or images.shape[1] != width or not len(images):
+                reason = f"vectors have shape {list(images.shape)}, and this model takes [N, {width}]"
+            elif not np.isfinite(images).all():
+                reason = "a value is not a finite number"
+        elif images.ndim != 4 or images.shape[1:] != shape or not len(images):
             reason = f"images have shape {list(images.shape)}, and this model takes [N, {', '.join(map(str, shape))}]"
         elif is_uint8 and images.max() <= 1:  # MLflow has cut floats to whole numbers by now
             reason = f"the brightest pixel is {images.max()} of 255: this model takes uint8 images, not floats in 0..1"

@@ -2,13 +2,13 @@
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from dicedist.runs.files import read_json
 from dicedist.runs.run import Run
 
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
@@ -21,7 +21,7 @@ def chosen_store(wanted: str | None) -> str:
 
 def refuse_another_store(run: Run, uri: str) -> None:
     """A run that was sent elsewhere before is not sent to a second store unless the user says so."""
-    before, shown = read_json(run.mirror_file).get("uri"), without_password(uri)
+    before, shown = read_or_nothing(run.mirror_file).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
             f"the records of {run} were sent to {before}, and this would send them to {shown}: "
@@ -67,9 +67,9 @@ def without_password(uri: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_or_nothing(path: Path) -> dict[str, Any]:
+    """What a JSON file says; of a missing or damaged one nothing is believed."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
