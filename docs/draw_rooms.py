@@ -10,8 +10,9 @@ from pathlib import Path
 import grimp
 
 ROOMS = {  # the order of the contract in pyproject.toml, and what each holds
-    "commands": "train, evaluate, report, predict, export, sweep, paper, bench, launch, mirror; trainer: the loop",
+    "commands": "train, evaluate, report, predict, export, sweep, evidence, paper, bench, ...; trainer: the loop",
     "benchmarks": "what bench measures",
+    "studies": "searches, and comparisons by a protocol",
     "tracking": "records, progress, the start table; mlflow/: the mirror, which training never imports",
     "reporting": "figures, tables, the page, the paper's figures",
     "evaluation": "readings, measures of a run, redundancy in nats, Ensemble, export formats",

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from dicedist import evaluate, metrics
 from dicedist.config import compose_config
 from dicedist.data import sources
-from dicedist.evaluation.ensemble import load_ensemble
 from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
 from dicedist.trainer import Trainer
 from tests.support.tiny import train
@@ -46,14 +46,17 @@ def train_briefly(folder, *overrides):
 
 def evaluated(run, output, *arguments):
     """The evaluation of a few images, and the scores of each image, which evaluation keeps only as histograms."""
-    scores, black = [], torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    scores, black, measured = [], torch.zeros(2, 32, 32, 3, dtype=torch.uint8), metrics.ood
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "load", load_few)
         patch.setattr("dicedist.evaluation.evaluator.load_ood", lambda *settings: ({"black": black}, []))
-        patch.setattr(metrics, "ood", lambda inside_N, outside_N: scores.append(inside_N) or {})
-        patch.setattr(Evaluator, "redundancy", lambda self, held_out: None)
+        patch.setattr(
+            metrics, "ood", lambda inside_N, outside_N: scores.append(inside_N) or measured(inside_N, outside_N)
+        )
+        patch.setattr(Evaluator, "redundancy", lambda self, features, labels_N: None)
+        patch.setattr("dicedist.evaluation.evaluator.REFERENCE", 60)
         patch.setattr("dicedist.evaluation.tables.show", lambda result: "")
-        evaluate.run([f"run={run}", f"output={output}", *arguments])
+        evaluate.run([f"run={run}", f"output={output}", "calibration.source=test", *arguments])
     result = json.loads((output / "evaluation.json").read_text())
     saved = load_file(output / "logits.safetensors")
     by_name = dict(zip(result["ood"]["black"], scores, strict=True))
@@ -80,7 +83,7 @@ def images():
 def assert_as_evaluated(ensemble, images, evaluation):
     found = ensemble(images)
     logits_NK = metrics.ensemble_logits(evaluation.logits_MNK, evaluation.result["average"])
-    temperature = evaluation.result["ensemble_tempered"]["temperature"]
+    temperature = evaluation.result["calibration"]["temperature"]
     labels = evaluation.logits_MNK.argmax(2)
     pairs = list(combinations(range(len(labels)), 2))
     differ = sum((labels[i] != labels[j]).float() for i, j in pairs) / max(1, len(pairs)) + torch.zeros(len(images))
@@ -89,13 +92,32 @@ def assert_as_evaluated(ensemble, images, evaluation):
     assert found["label"].dtype == torch.int64 and found["label"].equal(logits_NK.argmax(1))
     expected = {
         "probabilities": logits_NK.softmax(1),
+        "member_logits": evaluation.logits_MNK.transpose(0, 1),
         "confidence": (logits_NK / temperature).softmax(1).amax(1),
         "disagreement": differ,
+        "entropy": torch.special.entr(logits_NK.softmax(1)).sum(1),
+        "mutual_information": metrics.entropies(evaluation.logits_MNK)["mutual_information"],
         "ood_score": score,
     }
-    assert found.keys() == {"label", *expected}
+    decided = assert_decided(found, (logits_NK / temperature).softmax(1), score, ensemble.about.calibration)
+    assert found["member_labels"].equal(labels.T)
+    assert found.keys() == {"label", "member_labels", *expected, *decided}
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value.float(), rtol=1e-4, atol=1e-5, msg=lambda text, n=name: n + text)
+
+
+def assert_decided(found, p_NK, score_N, calibration):
+    """Sets, abstention and its reason by the calibration's own numbers; the names of what was decided."""
+    assert calibration["source"] == "test" and calibration["num_inputs"] == FEW
+    torch.testing.assert_close(found["label_set"], 1 - p_NK <= calibration["quantiles"][0] + 1e-6)
+    reason_N = (p_NK.amax(1) < calibration["threshold"] - 1e-6).long()
+    decided = {"label_set", "abstain", "reason"}
+    if calibration["ood_threshold"] is not None:
+        reason_N[score_N < calibration["ood_threshold"] - 1e-6] = 2
+        assert (found["ood_threshold"] == torch.tensor(calibration["ood_threshold"])).all()
+        decided.add("ood_threshold")
+    assert found["reason"].equal(reason_N) and found["abstain"].equal(reason_N > 0)
+    return decided
 
 
 def test_answers_what_the_evaluation_measured(finished, images, monkeypatch):
@@ -210,9 +232,9 @@ def test_runs_that_are_none(dice, tmp_path):
     for text, changed, line in (
         ("name: resnet8", "name: resnet20", "is of another network, method or number of classes"),
         ("  size: 3\n", "  size: 4\n", "has no member-3: it is of another method or ensemble size"),
-        ("_target_: null", "_target_: os.system", "add network.trusted=true if you trust it"),
+        ("resnet8\n  _target_: null", "resnet8\n  _target_: os.system", "add network.trusted=true if you trust it"),
     ):
-        copy = tmp_path / changed.strip()
+        copy = tmp_path / changed.split()[-1]
         shutil.copytree(dice, copy)
         config = copy / "config.yaml"
         assert text in config.read_text()

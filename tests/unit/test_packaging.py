@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dicedist import train
+from dicedist import mirror, train
+from dicedist.config.extras import PACKAGES
 from tests.support import CHECKOUT as ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -37,12 +38,42 @@ esac
 
 
 def test_wheel_carries_every_config(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
+    names = set(zipfile.ZipFile(wheel).namelist())
     configs = {f"dicedist/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("conf/**/*.yaml")}
     assert "dicedist/conf/train.yaml" in configs
     assert configs <= names
+    assert "dicedist/py.typed" in names
+
+
+def test_extras_are_what_the_code_asks_for() -> None:
+    """Every extra that a message names exists, brings its packages, and is in `all` unless another stands for it."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    for extra, modules in PACKAGES.items():
+        brought = {Requirement(line).name for line in extras[extra]}
+        assert set(modules) <= brought and extra in everything.extras
+    for source in (ROOT / "dicedist").rglob("*.py"):
+        assert set(re.findall(r"dicedist\[([a-z0-9-]+)\]", source.read_text())) <= set(extras), source
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda: train.run(["data=shapes"]),
+            r"tracking=mlflow needs mlflow: pip install 'dicedist\[mlflow\]', or write",
+        ),
+        (lambda: mirror.run(["runs/NAME"]), r"dicedist mirror needs mlflow: pip install 'dicedist\[mlflow\]'"),
+    ],
+)
+def test_a_missing_extra_is_one_line(call: Callable, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dicedist.config.extras.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=line):
+        call()
 
 
 def test_pins_satisfy_ranges() -> None:
@@ -56,7 +87,8 @@ def test_pins_satisfy_ranges() -> None:
     ranges = PYPROJECT["build-system"]["requires"] + project["dependencies"]
     for extra in project["optional-dependencies"].values():
         ranges += extra
-    for requirement in map(Requirement, ranges):
+    others = [requirement for requirement in map(Requirement, ranges) if requirement.name != "dicedist"]
+    for requirement in others:
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
@@ -104,7 +136,7 @@ def test_install_runs_again_only_after_a_change(project: Path, install: Install)
     first, second = install(project, "dev"), install(project, "dev")
     assert (first.returncode, second.returncode) == (0, 0)
     assert first.stdout and not second.stdout
-    assert "--editable .[dev]" in (project.parent / "asked").read_text()
+    assert "--editable .[all,dev]" in (project.parent / "asked").read_text()
     install(project)
     assert pip_calls(project) == 1, "dev contains the plain install"
 

@@ -1,0 +1,194 @@
+"""The redundancy loss for a loop of one's own, with the trainer's discriminator: Steps 2 and 3 of Algorithm 1.
+
+Legend: M members, B inputs, D features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.randomness import initialising
+from dicedist.algorithm.schedules import Moment
+from dicedist.config.checks import check_limits, check_noise
+from dicedist.config.schema import RedundancyConfig
+
+Stacked = Tensor | Sequence[Tensor]  # [M, B, D], or M tensors [B, D]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The batch that the discriminator has yet to learn from."""
+
+    features: Features
+    labels_B: Tensor
+    now: Moment
+    where: tuple[int, int]
+
+
+class ConditionalRedundancy(nn.Module):
+    """How much more members' features share than the class, as a loss that makes them share less.
+
+        redundancy = ConditionalRedundancy(num_members=4, feature_dim=64, num_classes=100, delta=0.2)
+        loss = cross_entropies + redundancy(means, scales, labels)
+        loss.backward(); optimizer.step()
+        redundancy.learn()
+
+    It holds the discriminator, its optimiser and its class memory; none of them is a parameter of the members'
+    optimiser. `state_dict` has all of it: a loop that was stopped continues as if it had not been. Settings are those
+    of `redundancy.*` in the configuration, with the paper's values for CIFAR-100; delta is the weight of the loss.
+    conditional=False compares with inputs of any class.
+
+    Examples:
+        >>> redundancy = ConditionalRedundancy(num_members=2, feature_dim=8, num_classes=3, delta=0.1)
+        >>> means, labels = torch.randn(2, 12, 8, requires_grad=True), torch.arange(12) % 3
+        >>> redundancy(means, torch.ones(2, 12, 8), labels).backward()
+        >>> means.grad.shape
+        torch.Size([2, 12, 8])
+        >>> sorted(redundancy.learn())[:2]
+        ['discriminator/accuracy', 'discriminator/loss']
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        feature_dim: int,
+        num_classes: int,
+        delta: float,
+        *,
+        conditional: bool = True,
+        tau: float = 10.0,
+        num_samples: int = 4,
+        num_steps: int = 4,
+        negatives: int = 4,
+        max_pairs: int | None = None,
+        memory: int = 4,
+        lr: float = 0.005,
+        scale: float | str = "predicted",
+        floor: float = 0.0,
+        terms: str = "lhs",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("num_members", num_members, 2), ("feature_dim", feature_dim, 1), ("num_classes", num_classes, 1),
+        ):  # fmt: skip
+            if value < least:
+                raise ValueError(f"{name}={value}: write a whole number from {least}")
+        settings = RedundancyConfig(
+            delta=delta, delta_by_size=[], tau=tau, num_samples=num_samples, num_steps=num_steps, negatives=negatives,
+            max_pairs=max_pairs, memory=memory, lr=lr, scale=scale, terms=terms, floor=floor,
+        )  # fmt: skip
+        check_limits(settings)
+        check_noise(settings)
+        with initialising(seed, "discriminator"):
+            self.discriminator = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
+        self.discriminator.requires_grad_(True)
+        self.optimizer = self.discriminator.build_optimizer()
+        self.steps = 0  # of `learn`, the key of random draws
+        self.lesson: Lesson | None = None
+        self.values: dict[str, Tensor] = {}  # of the last step, by the names that records have
+
+    def forward(
+        self,
+        means: Stacked,
+        scales: Stacked | None,
+        labels: Tensor,
+        ramp_up: float = 1.0,
+        covariance: float = 1.0,
+        where: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """delta ramp_up / (M - 1) times the redundancy summed over pairs: a scalar, differentiable in the means.
+
+        The scales get no gradient; None for deterministic members. covariance blends the noise on features from
+        variance 1 (0) to the scales (1). where: the key of random draws, by default (0, calls of `learn` so far).
+        """
+        gradients_MBD = self.gradients(means, scales, labels, ramp_up, covariance, where)
+        assert self.lesson is not None
+        loss = self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
+        loss = WithGradient.apply(self.stacked("means", means), loss, gradients_MBD)
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def gradients(
+        self,
+        means: Stacked,
+        scales: Stacked | None,
+        labels: Tensor,
+        ramp_up: float = 1.0,
+        covariance: float = 1.0,
+        where: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """d(loss)/d(means) [M, B, D], to be sent to members elsewhere; otherwise as a call of the object."""
+        means_MBD = self.stacked("means", means).detach()
+        scales_MBD = torch.ones_like(means_MBD) if scales is None else self.stacked("scales", scales).detach()
+        self.refuse_unfit(means_MBD, scales_MBD, labels)
+        now = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=ramp_up, covariance=covariance)
+        self.lesson = Lesson(Features(means_MBD, scales_MBD), labels, now, where or (0, self.steps))
+        gradients_MBD, self.values = self.discriminator.redundancy_gradients(
+            self.lesson.features, labels, now, self.lesson.where
+        )
+        return gradients_MBD
+
+    def learn(self) -> dict[str, Tensor]:
+        """The discriminator learns from the batch of the last call, which then enters its class memory.
+
+        Returns named values: redundancy in nats, loss and accuracy of the discriminator.
+        """
+        if self.lesson is None:
+            raise ValueError("there is no batch to learn from: call the object with means, scales and labels first")
+        lesson, self.lesson = self.lesson, None
+        with torch.enable_grad():
+            self.values |= self.discriminator.learn(
+                self.optimizer, lesson.features, lesson.labels_B, lesson.now, lesson.where
+            )
+        self.steps += 1
+        return self.values
+
+    def independence(self, means: Stacked, labels: Tensor) -> Tensor:
+        """[B]: the mean over pairs of 1 - w, low where features are redundant; multiplies logits for an OOD score."""
+        means_MBD = self.stacked("means", means)
+        return self.discriminator.independence(means_MBD, labels, self.discriminator.pairs_P2)
+
+    def stacked(self, name: str, values: Stacked) -> Tensor:
+        try:
+            rows_MBD = values if isinstance(values, Tensor) else torch.stack(list(values))
+        except RuntimeError as error:
+            raise ValueError(f"{name} differ in shape: give one [B, D] for each member") from error
+        M, D = self.discriminator.num_members, self.discriminator.network.slots_MDH.shape[1]
+        if rows_MBD.ndim != 3 or (len(rows_MBD), rows_MBD.shape[2]) != (M, D) or not rows_MBD.shape[1]:
+            raise ValueError(f"{name} have shape {list(rows_MBD.shape)}: give [{M}, inputs, {D}]")
+        return rows_MBD
+
+    def refuse_unfit(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> None:
+        batch = means_MBD.shape[1]
+        if scales_MBD.shape != means_MBD.shape:
+            raise ValueError(f"scales have shape {list(scales_MBD.shape)}, and means {list(means_MBD.shape)}")
+        if labels_B.shape != (batch,) or labels_B.dtype != torch.int64:
+            raise ValueError(f"labels are {labels_B.dtype} {list(labels_B.shape)}: give torch.int64 [{batch}]")
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+
+
+class WithGradient(torch.autograd.Function):
+    """A value whose gradient with respect to `inputs` is known already."""
+
+    @staticmethod
+    def forward(context: FunctionCtx, inputs: Tensor, value: Tensor, gradients: Tensor) -> Tensor:
+        context.save_for_backward(gradients)
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradients,) = context.saved_tensors
+        return upstream * gradients, None, None

@@ -1,0 +1,136 @@
+"""The losses of an ensemble in one process, as functions of what its members computed: for a loop of one's own.
+
+Each is a scalar, summed over members and averaged over inputs, whose gradient with respect to a member's tensors is the
+one that the trainer gives that member. docs/methods.md has the equations; the redundancy loss is ConditionalRedundancy.
+
+Legend: M members, B inputs, D features, K classes, A and C peers.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.algorithm.objectives import adp as _adp
+from dicedist.algorithm.objectives._distillation import distil
+from dicedist.algorithm.objectives.vceb import gaussian_divergence
+
+__all__ = ["adp", "cl_ilr", "cross_entropy", "dml", "okddip", "one", "vceb", "vib"]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Independent members: logits [M, B, K].
+
+    Examples:
+        >>> cross_entropy(torch.zeros(3, 8, 2), torch.zeros(8, dtype=torch.int64))  # 3 log 2
+        tensor(2.0794)
+    """
+    logits_MBK = stacked("logits", logits, labels)
+    return torch.stack([F.cross_entropy(logits_BK, labels) for logits_BK in logits_MBK]).sum()
+
+
+def vceb(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: Tensor, beta: float) -> Tensor:
+    """Variational conditional entropy bottleneck: cross-entropy and the divergence from the class's prior over beta.
+
+    logits [M, B, K] of one sample of z, means and scales [M, B, D] of its encoder, priors [M, K, D]: the mean b(y) of
+    the backward encoder, learnt by each member for each class.
+
+    Examples:
+        >>> zeros, ones = torch.zeros(2, 8, 4), torch.ones(2, 8, 4)
+        >>> labels = torch.zeros(8, dtype=torch.int64)
+        >>> vceb(torch.zeros(2, 8, 3), labels, zeros, ones, torch.ones(2, 3, 4), beta=2.0) - 2 * torch.tensor(3.0).log()
+        tensor(2.)
+    """
+    prior_MBD = priors[:, labels]
+    return cross_entropy(logits, labels) + compression(means, scales, prior_MBD) / beta
+
+
+def vib(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: Tensor, beta: float) -> Tensor:
+    """Variational information bottleneck: as `vceb` with one prior for all classes, priors [M, 1, D]. The trainer's
+    beta is that of `vceb` plus 1.
+
+    Examples:
+        >>> zeros, ones = torch.zeros(2, 8, 4), torch.ones(2, 8, 4)
+        >>> labels = torch.zeros(8, dtype=torch.int64)
+        >>> vib(torch.zeros(2, 8, 3), labels, zeros, ones, torch.ones(2, 1, 4), beta=4.0) - 2 * torch.tensor(3.0).log()
+        tensor(1.)
+    """
+    return cross_entropy(logits, labels) + compression(means, scales, priors) / beta
+
+
+def compression(means_MBD: Tensor, scales_MBD: Tensor, prior_MBD: Tensor) -> Tensor:
+    return gaussian_divergence(means_MBD, scales_MBD, prior_MBD).mean(-1).sum()
+
+
+def adp(logits: Tensor, labels: Tensor, alpha: float, beta: float) -> Tensor:
+    """Adaptive diversity promoting, to be added to the cross-entropy: logits [M, B, K].
+
+    Examples:
+        >>> adp(torch.zeros(2, 8, 3), torch.zeros(8, dtype=torch.int64), alpha=1.0, beta=0.0)  # -log 3
+        tensor(-1.0986)
+    """
+    logits_MBK = stacked("logits", logits, labels)
+    volume = _adp.log_volume(logits_MBK, labels).mean().to(logits_MBK.dtype)
+    return -alpha * _adp.entropy(logits_MBK).mean() - beta * volume
+
+
+def dml(logits: Tensor) -> Tensor:
+    """Deep mutual learning, to be added to the cross-entropy: each member fits every other, held constant.
+
+    Examples:
+        >>> dml(torch.zeros(2, 8, 3))
+        tensor(0.)
+    """
+    own_and_others = zip(logits, others_of(logits.detach()), strict=True)
+    return torch.stack([distil(own.expand_as(peers), peers, 1.0) / len(peers) for own, peers in own_and_others]).sum()
+
+
+def cl_ilr(logits: Tensor, temperature: float) -> Tensor:
+    """Collaborative learning, to be added to the cross-entropy: each member fits the others' mean, held constant.
+
+    Where branches leave a shared trunk, divide its gradient by M.
+
+    Examples:
+        >>> cl_ilr(torch.zeros(3, 8, 3), temperature=3.0)
+        tensor(0.)
+    """
+    own_and_others = zip(logits, others_of(logits.detach()), strict=True)
+    return torch.stack([distil(own_BK, peers.mean(0), temperature) for own_BK, peers in own_and_others]).sum()
+
+
+def one(logits: Tensor, labels: Tensor, gates: Tensor, temperature: float) -> Tensor:
+    """On-the-fly native ensemble, to be added to the cross-entropy: gates [M, B, 1] before their softmax over members.
+
+    Examples:
+        >>> one(torch.zeros(2, 8, 3), torch.zeros(8, dtype=torch.int64), torch.zeros(2, 8, 1), temperature=3.0)  # log 3
+        tensor(1.0986)
+    """
+    logits_MBK = stacked("logits", logits, labels)
+    teacher_BK = (gates.softmax(0) * logits_MBK).sum(0)
+    distilled = distil(logits_MBK, teacher_BK.detach().expand_as(logits_MBK), temperature)
+    return F.cross_entropy(teacher_BK, labels) + distilled
+
+
+def okddip(logits: Tensor, queries: Tensor, keys: Tensor, temperature: float) -> Tensor:
+    """Distillation with diverse peers, to be added to the cross-entropy: the last of logits [M, B, K] is the student.
+
+    queries and keys [M - 1, B, width]: of the attention among the peers.
+
+    Examples:
+        >>> okddip(torch.zeros(3, 8, 3), torch.zeros(2, 8, 2), torch.zeros(2, 8, 2), temperature=3.0)
+        tensor(0.)
+    """
+    peers_ABK, student_BK = logits[:-1], logits[-1]
+    attention_BAC = torch.einsum("abd,cbd->bac", queries, keys).softmax(-1)
+    among = distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK), temperature)
+    return among + distil(student_BK, peers_ABK.mean(0), temperature)
+
+
+def others_of(logits_MBK: Tensor) -> list[Tensor]:
+    """For each member, the rows of all others."""
+    return [torch.cat([logits_MBK[:m], logits_MBK[m + 1 :]]) for m in range(len(logits_MBK))]
+
+
+def stacked(name: str, values: Tensor, labels_B: Tensor) -> Tensor:
+    if values.ndim != 3 or values.shape[1] != len(labels_B):
+        raise ValueError(f"{name} have shape {list(values.shape)}: give [members, {len(labels_B)}, classes]")
+    return values

@@ -1,0 +1,83 @@
+"""The public names and their site: every example in a docstring runs, every page is built without a warning."""
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import dicedist
+from dicedist import Ensemble
+from dicedist.config.help import descriptions
+from dicedist.config.schema import Config
+from tests.support import CHECKOUT
+
+NAMES = sorted(dicedist.__all__, key=lambda name: (name == "Run", name))  # `fit` makes the run that `Run` opens
+
+
+def examples_of(value):
+    found = doctest.DocTestFinder(recurse=False).find(value, getattr(value, "__name__", ""))
+    return [test for test in found if test.examples]
+
+
+@pytest.fixture(scope="module")
+def known():
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)) for _ in range(3)]
+    ensemble = Ensemble.from_members(members, ["cat", "dog"], size=8)
+    return {"torch": torch, "nn": nn, "ensemble": ensemble, "images": torch.rand(4, 3, 8, 8)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_examples_run(name, known, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    value = getattr(dicedist, name)
+    values = [value] if name != "losses" else [getattr(value, each) for each in value.__all__]
+    for one in values:
+        tests = examples_of(one)
+        assert tests, f"{one} has no example"
+        for test in tests:
+            test.globs |= known
+            assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        assert not re.findall(r'<(?:script|img|iframe)[^>]* src="(?!data:)(?:https?:)?//', page.read_text()), page
+        assert not re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="(?:https?:)?//', page.read_text()), page
+
+
+def test_every_key_and_every_page_is_on_the_site(site):
+    keys = (site / "reference" / "keys.html").read_text()
+    assert [name for name in descriptions(Config) if "." in name and f"<code>{name}</code>" not in keys] == []
+    start = (site / "index.html").read_text()
+    for page in (CHECKOUT / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in start, f"{page.name} is not in the navigation"
+    for name in dicedist.__all__:
+        assert name in (site / "reference" / "python.html").read_text()
+
+
+def test_notebooks_hold_their_outputs():
+    for path in (CHECKOUT / "docs" / "tutorials").glob("*.ipynb"):
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert sum(bool(cell["outputs"]) for cell in cells) >= len(cells) - 1, path
+        assert "/tmp/" not in path.read_text(), "a path of the machine that ran it"
