@@ -20,7 +20,8 @@ RUN --mount=type=secret,id=pip_config,required=false \
     && python3 -m venv /opt/dicedist \
     && python -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
 open("build.txt", "w").write("\n".join(t["build-system"]["requires"])); \
-open("run.txt", "w").write("\n".join(p["dependencies"] + p["optional-dependencies"]["onnx"]))' \
+extras = p["optional-dependencies"]; \
+open("run.txt", "w").write("\n".join(p["dependencies"] + extras["dali"] + extras["mlflow"] + extras["onnx"]))' \
     && pip install -r build.txt
 COPY README.md LICENSE ./
 COPY conf conf

@@ -5,14 +5,18 @@
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
     python -m dicedist.bench batched           members of one device as one network of grouped convolutions
     python -m dicedist.bench discriminator     w against the literal network of the paper
+    python -m dicedist.bench memory            w with 1000 classes and 2048 features, without and with a copied memory
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
     python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
     python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
     python -m dicedist.bench methods           the step of each method beside independent training
+    python -m dicedist.bench recipes           ResNet-18 at 224 pixels beside a bare loop (on a CPU batch_size=16)
     python -m dicedist.bench checkpoint        what a checkpoint takes from training
     python -m dicedist.bench tracking          what records and MLflow take from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
+    python -m dicedist.bench corruptions       images/s of every corruption, at each severity
     python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
+    python -m dicedist.bench data data=files data.root=FOLDER data.size=224 network=resnet8     decoded on the fly
 
 Prints a table and writes bench-NAME.json.
 """
@@ -38,19 +42,22 @@ Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
     "batched": "batched.batched",
     "checkpoint": "checkpoint.checkpoint",
+    "corruptions": "corruptions.corruptions",
     "cost": "step.cost",
     "data": "data.data",
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
+    "memory": "discriminator.memory",
     "methods": "methods.method_costs",
     "overlap": "overlap.overlap",
+    "recipes": "recipes.recipes",
     "scaling": "overlap.scaling",
     "step": "step.step",
     "tracking": "tracking.tracking",
 }
 
 
-COMPARISONS = ("cost", "discriminator")  # with what is not ours: each side makes its own process settings
+COMPARISONS = ("cost", "discriminator", "recipes")  # with what is not ours: each side makes its own process settings
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 Examples:
     python -m dicedist.completion bash >> ~/.bashrc
-    dicedist completion zsh > ~/.zsh/completions/_dicedist
+    dicedist completion zsh >> ~/.zshrc                 behind the line that calls compinit
     dicedist completion fish > ~/.config/fish/completions/dicedist.fish
 """
 

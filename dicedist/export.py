@@ -6,24 +6,23 @@ Examples:
     python -m dicedist.export run=runs/NAME members=[0]                  runs/NAME/member-0.pt2
     python -m dicedist.export run=runs/NAME members=student format=safetensors
 
-    pt2           torch.export.load(FILE).module()(images)
+    pt2           torch.export.load(FILE).module()(images), or dicedist.Ensemble.load(FILE)
     onnx          onnxruntime.InferenceSession(FILE).run(None, {"images": images})
-    safetensors   dicedist.evaluation.formats.read_ensemble(FILE)(images)
+    safetensors   dicedist.Ensemble.load(FILE).predict(images)
 
-All take any number of images and answer label, probabilities, disagreement, confidence and ood_score. All carry class
-names, normalisation, networks and temperature as JSON under "about". A file appears under its name when it was loaded
-again and gave what the networks give.
+All take any number of images and answer label, probabilities, member_logits, disagreement, confidence and ood_score.
+All carry class names, normalisation, networks and temperature as JSON under "about". A file appears under its name when
+it was loaded again and gave what the networks give.
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 
 from dicedist.cluster.process import command
 from dicedist.config import compose_request, show_help
+from dicedist.config.extras import require
 from dicedist.config.requests import FORMATS, ExportRequest
-
-ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -38,18 +37,23 @@ def run(arguments: Sequence[str]) -> None:
         request.format = ending if ending in FORMATS else FORMATS[0]
     elif ending in FORMATS and ending != request.format:
         raise ValueError(f"output={request.output} ends otherwise than format={request.format}: leave one of them out")
-    if request.format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
-        raise ValueError(f"format=onnx needs {', '.join(missing)}: pip install 'dicedist[onnx]'")
+    if request.format == "onnx":
+        require("onnx", "format=onnx", "format=pt2")
     # Not above: torch takes seconds, which help and refusals need not.
-    from dicedist.evaluation.ensemble import load_ensemble
     from dicedist.evaluation.formats import export, images_to_check
+    from dicedist.evaluation.loading import load_ensemble
     from dicedist.runs.run import Run
 
     source = Run.open(request.run)
-    ensemble = load_ensemble(source, request.members, request.average, request.images, request.network.trusted)
-    output = (
-        Path(request.output) if request.output else source.directory / default_name(ensemble.about.members, request)
+    ensemble = load_ensemble(
+        source,
+        request.members,
+        request.average,
+        request.images,
+        request.network.trusted,
+        asked=asdict(request.calibration),
     )
+    output = Path(request.output or source.exported(default_name(ensemble.about.members, request)))
     images, described = images_to_check(source, ensemble.about)
     difference = export(ensemble, output, request.format, images)
     print(

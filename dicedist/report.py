@@ -31,10 +31,10 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError("name the runs to report: python -m dicedist.report runs/A runs/B ... [output=report.html]")
     from dicedist.evaluation.saved import evaluate_run  # not above: torch takes seconds, which help need not
     from dicedist.reporting.page import write_report
-    from dicedist.runs.run import Run
+    from dicedist.runs.run import Results, Run
 
-    output = Path(outputs[-1]) if outputs else unused("report.html")
-    opened = [Run.open(directory) for name in runs for directory in runs_in(Path(name))]
+    output = Path(outputs[-1]) if outputs else unused(Results(".").report_file)
+    opened = [one for name in runs for one in Run.open_all(Path(name))]
     for one in opened if FRESH in arguments else ():
         if "redundancy_fresh" not in (one.result() or {}):
             say(f"{one}: reading its redundancy by a fresh estimator ...")
@@ -43,17 +43,8 @@ def run(arguments: Sequence[str]) -> None:
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
 
 
-def runs_in(path: Path) -> list[Path]:
-    """A run, or the runs of a sweep's folder; files beside runs, as logs are, are passed over."""
-    if path.is_file():
-        return []
-    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-    return inside if inside and not (path / "config.yaml").exists() else [path]
-
-
-def unused(name: str) -> Path:
+def unused(path: Path) -> Path:
     """A name that no earlier report has: report.html, report-2.html, ..."""
-    path = Path(name)
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2)))
     return next(one for one in names if not one.exists())
 

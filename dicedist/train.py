@@ -15,14 +15,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dicedist.cluster.process import command
-from dicedist.config import Config, compose_config, show_help
+
+if TYPE_CHECKING:
+    from dicedist.config import Config
 
 NPROC = "DICEDIST_NPROC"
 
 
 def run(arguments: Sequence[str]) -> None:
+    # Not above: `command` listens for signals before.
+    from dicedist.config import Config, compose_config, show_help
+    from dicedist.config.extras import require
+
     parser = argparse.ArgumentParser("dicedist train", add_help=False, allow_abbrev=False)
     parser.add_argument("--nproc", default=os.environ.get(NPROC) or "1")
     options, overrides = parser.parse_known_args(arguments)
@@ -32,6 +39,8 @@ def run(arguments: Sequence[str]) -> None:
     if unknown := [word for word in overrides if word.startswith("-")]:
         raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
     config = compose_config(overrides)
+    if config.tracking.to == "mlflow":
+        require("mlflow", "tracking=mlflow", "tracking=none")
     is_rank = "RANK" in os.environ  # torchrun has started the processes
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
     if processes > 1:
@@ -43,7 +52,7 @@ def run(arguments: Sequence[str]) -> None:
     train(compose_config([*overrides, *added]) if added else config)
 
 
-def planned_processes(nproc: str, config: Config) -> tuple[int, list[str]]:
+def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
     """How many processes, and what each is told beside the user's words."""
     if nproc != "auto":
         if not nproc.isdecimal() or int(nproc) == 0:

@@ -1,20 +1,25 @@
 """A training from its first step to its last: the loop, what ranks agree on in between, saving, validation, results."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from dicedist import metrics
+from dicedist.algorithm import trajectories
 from dicedist.algorithm.build import check_batch_of_one, check_members, feature_dims
+from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted, Part
+from dicedist.algorithm.trajectories import Clock, Surroundings, TrainingSet, Trajectories
 from dicedist.cluster import signals
 from dicedist.cluster.assembly import assemble
-from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.devices import refuse_compile, refuse_too_large
 from dicedist.cluster.handshake import shake_hands
+from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.placement import REPORTER, Placement, place
 from dicedist.cluster.process import EndedElsewhere, Unsent, this_rank, tune_malloc, world_size
 from dicedist.cluster.world import World, joined
@@ -23,8 +28,9 @@ from dicedist.console.lines import warn
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
 from dicedist.data.order import num_batches
-from dicedist.data.pipeline import Loader
+from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import refuse_unwritable
+from dicedist.data.sources import Split
 from dicedist.evaluation.evaluator import BATCH, Evaluator
 from dicedist.evaluation.readings import read
 from dicedist.evaluation.redundancy import load_discriminator
@@ -32,6 +38,7 @@ from dicedist.evaluation.tables import show
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
 from dicedist.runs.lock import run_lock
+from dicedist.runs.pretrained import Pretrained, normalised_as_published
 from dicedist.runs.run import Run
 from dicedist.runs.saver import Saver, reachable
 from dicedist.tracking import environment
@@ -47,17 +54,19 @@ def train(config: Config) -> None:
     """Every rank calls. What cannot be is refused before ranks wait for each other."""
     tune_malloc()
     method, run = Method(config.method), Run.of(config)
+    config.network.inputs = sources.vector_width(config.data)
     needs_w, replicas, size = method.adversarial is not None, config.ensemble.replicas, resume.ensemble_size(config)
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
-        refuse_unreadable(config.ood.sets)
+        refuse_unreadable(config.ood.sets, config.network.inputs)
         place(world_size(), size, needs_w, replicas)
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
     placement = place(world_size(), size, needs_w, replicas, node_of)
     config.ensemble.size = placement.num_members
     check_members(config, method, placement.num_members, len(placement.member_ranks))
-    source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
+    images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
+    source = normalised_as_published(images, config)
     with joined(config.distributed.timeout, placement.parts) as world:
         with run_lock(run) if world.reports else contextlib.nullcontext():
             arrived = Trainer(config, method, placement, source, world).train_and_evaluate()
@@ -76,8 +85,23 @@ class Trainer:
         if len(source.train) % config.batch_size == 1:
             check_batch_of_one(config)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
-        self.step, self.exchange = assemble(config, placement, world, source.num_classes, self.steps_per_epoch)
+        mine, hosts_w = placement.members_on(world.rank), placement.discriminator == world.rank
+        self.footprint = footprint(config, method, mine, hosts_w, source.num_classes)
+        refuse_too_large(world.device, self.footprint)
+        counts = source.train.labels_N.bincount(minlength=source.num_classes).tolist()
+        self.step, self.exchange = assemble(
+            config, placement, world, source.num_classes, self.steps_per_epoch, class_counts=counts
+        )
         self.hosted = self.step.hosted
+        self.trajectories = Trajectories(
+            trajectories.build(config.trajectory),
+            self.hosted,
+            Clock(self.step.schedules.pace, self.steps_per_epoch),
+            self.total_steps,
+            Surroundings(len(source.train), config.optimizer.weight_decay),
+            config.seed,
+        )
+        self.step.encoders |= self.trajectories.encoders
         self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
         self.loader = Loader(
             source.train,
@@ -116,25 +140,37 @@ class Trainer:
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""
         found, note = None, {}
+        pretrained = Pretrained(self.config)
         if self.world.reports:
-            found = resume.find(self.run, self.config, self.source.data_digest, warn)
+            found = resume.find(self.run, self.config, self.source.data_digest, warn, pretrained.digests)
             if found:
                 resume.mend_records(self.run, found, warn)
             environment.note(self.run, self.placement.parts, self.source.data_digest)
             mark = resume.leave_mark(self.run)
-            note = {"step": found.step if found else None, "data": self.source.data_digest, "mark": mark}
+            note = {
+                "step": found.step if found else None,
+                "files": [*found.files] if found else [],
+                "data": self.source.data_digest,
+                "mark": mark,
+                "weights": self.config.network.sha256,
+            }
         told = self.control.tell(note)
         if told["data"] != self.source.data_digest:
-            raise ValueError(f"the images on {self.world.host} are not those of rank 0: give all nodes the same data")
+            raise ValueError(
+                f"the {self.source.kind} on {self.world.host} are not those of rank 0: give all nodes the same data"
+            )
         self.sees_folder = resume.sees(self.run, told["mark"])
         step = told["step"]
         if step is None:
+            pretrained.load(self.hosted, told["weights"], self.world.host)
             return None
-        names = [part.name for part in self.hosted.parts]
+        self.trajectories.expect(told["files"])
+        parts = [*self.hosted.parts, *self.trajectories.parts]
+        names = [part.name for part in parts]
         saved, lacking = checkpoint.path_of(self.run.checkpoints, step), [] if self.sees_folder else names
         with reachable(saved, lacking, self.control, self.world.transfer) as path:
             found = found or checkpoint.read(path, names, expected=step)
-            checkpoint.restore(found, self.hosted.parts)
+            checkpoint.restore(found, parts)
         for part in self.hosted.learners[:1]:
             self.step.scaler.load_state_dict(found.about["loss_scales"][part.name])
         self.done, self.validated = step, found.about["validated"]
@@ -146,18 +182,20 @@ class Trainer:
         placement, rank = self.placement, self.world.rank
         mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
         mine += self.hosted.common if rank == placement.member_ranks[0] else []
-        return mine + ([self.hosted.discriminator] if self.hosted.discriminator else [])
+        mine += [self.hosted.discriminator] if self.hosted.discriminator else []
+        return mine + self.trajectories.parts
 
     @property
     def members_to_evaluate(self) -> Hosted:
         """The members that this rank evaluates: one of their replicas does."""
-        leading = {m: part for m, part in self.hosted.members.items() if self.placement.host_of[m] == self.world.rank}
-        return replace(self.hosted, members=leading)
+        hosted = self.hosted.averaged if self.config.uses_average else self.hosted
+        leading = {m: part for m, part in hosted.members.items() if self.placement.host_of[m] == self.world.rank}
+        return replace(hosted, members=leading)
 
     def train_and_evaluate(self) -> bool:
         """Returns False on the reporter if the run is complete but its results did not reach MLflow."""
         left = self.total_steps - self.done
-        result = self.run.result() if left <= 0 and self.world.reports else None
+        result = self.run.result(self.done) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
@@ -168,8 +206,9 @@ class Trainer:
                 self.run.set_results_aside()
         self.tracker.open()
         if left > 0:
-            announce(self.config, self.world, self.step, self.exchange, self.source, left, self.tracker)
+            announce(self.config, self.world, self.step, self.exchange, self.source, self.footprint, left, self.tracker)
             self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
+            self.tracker.begin()
         try:
             self.train()
             self.loader.close()
@@ -188,6 +227,8 @@ class Trainer:
         with signals.deferred():
             while not self.stopping and (self.validation_due or self.done < self.total_steps):
                 self.validate() if self.validation_due else self.train_epoch()
+            if not self.stopping:
+                self.draw_samples()
             safe = self.save_now()
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
@@ -199,8 +240,10 @@ class Trainer:
         """What is left of the epoch, or as much of it as there is time for."""
         epoch, start = divmod(self.done, self.steps_per_epoch)
         for batch in self.loader.epoch(epoch, start):
+            self.trajectories.before_step(self.done)
             self.ledger.add(self.done, self.step(batch))
             self.done += 1
+            self.trajectories.after_step(self.done)
             self.stopping = bool(self.asked())
             self.asked = self.control.agree_later(signals.asked())  # read a step later: no rank waits for it
             last = self.done == self.total_steps
@@ -209,6 +252,8 @@ class Trainer:
                 self.sync_and_log()
             if self.stopping or last:
                 return
+            if not self.validation_due:  # else its line says more
+                self.tracker.show(self.done, self.done / self.steps_per_epoch)
 
     def sync_and_log(self) -> None:
         """All ranks: one host synchronisation, values and reports to rank 0, an agreement on what comes next."""
@@ -240,7 +285,7 @@ class Trainer:
                 figures |= record["system"]
             self.tracker.log_system(self.done, figures)
         if agreed == SAVE:
-            self.saver.start(self.done, self.about(), self.tracker.records())
+            self.start_saving()
 
     def schedules(self) -> dict[str, float]:
         """The values of the last step, of the schedules that the method follows."""
@@ -264,11 +309,34 @@ class Trainer:
             "source": {name: list(getattr(self.source, name)) for name in ("class_names", "mean", "std")},
         }
 
+    def start_saving(self) -> None:
+        self.saver.parts = self.parts_to_save  # samples are added on the way
+        self.saver.start(self.done, self.about(), self.tracker.records())
+
+    def draw_samples(self) -> None:
+        """After the last step, for trajectories whose samples were not kept on the way."""
+        held = len(self.trajectories.samples)
+        source, device = self.source, self.world.device
+
+        def augmented() -> Iterator[torch.Tensor]:
+            for batch in self.loader.epoch(self.config.epochs):
+                advance()
+                yield batch.images[0]
+
+        def plain(split: Split) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for images_BCHW, labels_B in evaluation_batches(split, source, self.config.batch_size, device):
+                advance()
+                yield images_BCHW, labels_B
+
+        self.trajectories.finish(TrainingSet(augmented, partial(plain, source.train), partial(plain, source.val)))
+        if len(self.trajectories.samples) > held:
+            self.saver.step = -1  # a checkpoint of this step may be there, without them
+
     def save_now(self) -> bool:
         """All ranks: wait until the present state is on the disk; whether it is."""
         safe = self.saver.finish()
         if not safe or self.saver.step != self.done:
-            self.saver.start(self.done, self.about(), self.tracker.records())
+            self.start_saving()
             safe = self.saver.finish()
         return safe
 
@@ -282,7 +350,7 @@ class Trainer:
         split = self.source.val
         readings = None
         with contextlib.suppress(signals.Stopped), signals.interruptible():
-            progress = self.tracker.stage(len(split), "validation images")
+            progress = self.tracker.stage(len(split), f"validation {self.source.kind}")
             readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
             progress.clear()
         self.stopping = bool(self.control.agree(readings is None))
@@ -298,31 +366,54 @@ class Trainer:
             measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
             named = {f"val/{name}": value for name, value in measures.items()}
             self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
+        self.weigh_members(logits)
         self.validated = self.done
         self.sync_and_log()
 
+    def weigh_members(self, logits: list[torch.Tensor] | None) -> None:
+        """All ranks, if the method wants it: members' weights from their held-out logits, which rank 0 has."""
+        if (weighing := self.method.weighing) is None:
+            return
+        labels_N = self.source.val.labels_N
+        found = weighing.weigh(torch.stack(logits), labels_N) if logits is not None else []
+        told = self.control.tell({"weights": found})
+        if self.hosted.shared_modules is not None:
+            weighing.take_weights(told["weights"], self.hosted.shared_modules)
+
+    @property
+    def predictors(self) -> Hosted:
+        """The ensemble that is evaluated in the end: the members, or all of their samples."""
+        if self.config.trajectory["kind"] == "none":
+            return self.members_to_evaluate
+        return replace(self.hosted, members=self.trajectories.samples)
+
     def evaluate(self) -> None:
         """The last weights, never the best on test (docs/choices.md, 20)."""
-        config, members = self.config, range(self.placement.num_members)
+        config, members, each = self.config, range(self.config.num_predictors), self.config.samples
+        if not config.evaluate.test:
+            if self.world.reports:
+                write_report([self.run], self.run.report_file)
+            return
+        dims = feature_dims(config, config.num_members)
         w = None
         if self.world.reports:
             found = checkpoint.read(checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator"])
             w = load_discriminator(config, self.method, self.source.num_classes, found)
         evaluator = Evaluator(
-            self.members_to_evaluate,
+            self.predictors,
             members,
-            self.placement.host_of,
+            [self.placement.host_of[number // each] for number in members],
             self.control,
             self.world.device,
             self.source,
             w,
-            feature_dims(config, len(members)),
+            [dims[number // each] for number in members],
             self.done,
             self.method.student(len(members)),
             stage=self.tracker.stage,
         )
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
-            findings = evaluator.evaluate(config.evaluate, config.ood, config.data.root)
+            findings = evaluator.evaluate(config.evaluate, config.ood, config.calibration, config.data.root)
             if findings is not None:
                 self.tracker.say(show(findings.save(self.run)))
                 write_report([self.run], self.run.report_file)

@@ -19,7 +19,7 @@ from pathlib import Path
 from dicedist.console.tables import table
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
-from tests.faults import PATIENCE, SETTINGS, STEPS
+from tests.faults.subject import PATIENCE, SETTINGS, STEPS
 from tests.support import CHECKOUT
 from tests.support.tiny import assert_same_run, assert_same_tensors
 

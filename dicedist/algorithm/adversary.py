@@ -1,9 +1,11 @@
-"""The adversary of the members: it reads their features, returns gradients with respect to their means, then learns.
+"""The adversary of the members: it reads their features, returns gradients with respect to them, then learns.
 
 Legend: M members, B inputs, D features.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +20,33 @@ class Features:
     means_MBD: Tensor
     scales_MBD: Tensor
 
+    @classmethod
+    def of(cls, read: "Read") -> Self:
+        """Deterministic members send no scale: w then adds noise of variance 1, or none (redundancy.scale)."""
+        return cls(read["mean"], read["scale"] if "scale" in read else torch.ones_like(read["mean"]))
+
+
+Read = Mapping[str, Tensor]  # the fields that the adversary reads, by name, each [M, B, width]
+
 
 class Adversary(nn.Module):
-    """A step calls redundancy_gradients, then learn: the gradients come from the weights of the previous step."""
+    """A step calls answers, then study: the answers come from the weights of the previous step."""
+
+    def answers(
+        self, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What each member is told, by name, each [M, B, width], and named values for the records.
+
+        A name of a field stands for d(loss)/d(that field) with its weight applied. By default: of the means.
+        """
+        gradients_MBD, values = self.redundancy_gradients(Features.of(read), labels_B, now, where)
+        return {"mean": gradients_MBD}, values
+
+    def study(
+        self, optimizer: torch.optim.Optimizer, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Train on the same fields, and return named values for the records."""
+        return self.learn(optimizer, Features.of(read), labels_B, now, where)
 
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]

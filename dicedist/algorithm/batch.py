@@ -1,6 +1,6 @@
 """One batch as a rank sees it.
 
-Legend: B inputs, C colours, H rows, W columns.
+Legend: B inputs, C colours, H rows, W columns, V values of a vector.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Batch:
     indices_B: Tensor  # positions in the data split, on the CPU
     labels_B: Tensor
     checksum: int  # of the whole batch
-    images: list[Tensor]  # float32 [B, C, H, W] channels_last: one for all members, or one for each, or none
+    images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]: one for all members, each, or none
 
 
 def share(batch: int, replicas: int, replica: int) -> slice:

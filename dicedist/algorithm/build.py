@@ -1,36 +1,51 @@
 """Builds the parts of an ensemble and its step from the configuration."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from dicedist.algorithm import networks
+from dicedist.algorithm import networks, trajectories
 from dicedist.algorithm.adversary import Adversary
 from dicedist.algorithm.member import Member
-from dicedist.algorithm.messages import Carrier
+from dicedist.algorithm.messages import Carrier, Sizes
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.networks.layers import Layers
 from dicedist.algorithm.objectives import Method
-from dicedist.algorithm.parts import Hosted, Part
+from dicedist.algorithm.optimizers import build_optimizer
+from dicedist.algorithm.parts import Hosted, Part, moving_average
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.step import Step
+from dicedist.algorithm.targets import Loss
 from dicedist.config.schema import Config
 
 
 def build_step(
-    config: Config, hosted: Hosted, exchange: Carrier, steps_per_epoch: int, kind: type[Step] = Step
+    config: Config,
+    hosted: Hosted,
+    exchange: Carrier,
+    steps_per_epoch: int,
+    kind: type[Step] = Step,
+    class_counts: Sequence[int] = (),
 ) -> Step:
+    """class_counts: training inputs of each class, where loss.class_weights asks for them."""
+    trajectory = trajectories.build(config.trajectory)
     return kind(
         Method(config.method),
         hosted,
         exchange,
-        Schedules.of(config),
+        Schedules.of(config, trajectory.rate if trajectory else None),
         steps_per_epoch,
         config.seed,
         config.precision,
         sync_batch_norm=config.ensemble.sync_batch_norm,
         records_graphs=config.compile == "graphs",
+        clip_norm=config.optimizer.clip_norm,
+        pieces=config.optimizer.accumulate,
+        loss=Loss.of(config.loss, class_counts, exchange.device),
+        separate_views=config.structure == "branch" and config.data.per_member,
     )
 
 
@@ -42,33 +57,49 @@ def build_hosted(
     num_members: int,
     num_classes: int,
     device: torch.device,
+    samples: bool = False,
 ) -> Hosted:
-    hosted_members = {
-        member: learner(f"member-{member}", build_member(config, method, member, num_classes), config, device)
-        for member in members
+    """samples: the members are predictors, by their numbers among all samples of all members."""
+    each = config.samples if samples else 1
+    modules = {member: build_member(config, method, member // each, num_classes) for member in members}
+    own = {
+        member: learner(
+            config.predictor_part(member) if samples else f"member-{member}",
+            module,
+            config,
+            device,
+            prefixed("encoder.", module.encoder.layers()),
+        )
+        for member, module in modules.items()
     }
-    common = {"trunk": build_trunk(config), "shared": build_shared(config, method, num_members)} if members else {}
-    shared = {name: learner(name, module, config, device) for name, module in common.items() if module is not None}
+    trunk, shared = None, None
+    if members:
+        if config.structure == "branch":
+            trunk = build_trunk(config, device)
+        if (module := build_shared(config, method, num_members, num_classes)) is not None:
+            shared = learner("shared", module, config, device)
     discriminator = None
     if hosts_discriminator:
         module = build_adversary(config, method, num_members, num_classes).to(device)
         discriminator = Part("discriminator", module, module.build_optimizer())
-    return Hosted(hosted_members, shared.get("trunk"), shared.get("shared"), discriminator)
+    return Hosted(own, trunk, shared, discriminator)
 
 
-def learner(name: str, module: nn.Module, config: Config, device: torch.device) -> Part:
+def learner(
+    name: str, module: nn.Module, config: Config, device: torch.device, backbone: Layers = (), behind: int = 0
+) -> Part:
+    """backbone, behind: as in `build_optimizer`."""
     module = module.to(device).to(memory_format=torch.channels_last)
-    settings = config.optimizer
-    optimizer = torch.optim.SGD(
-        module.parameters(),
-        lr=1.0,  # every step sets it from the schedule
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-        # If the first fused step overflows, the momentum stays uninitialised (torch 2.14), and the next step reads it.
-        fused=config.precision != "fp16",
+    # If the first fused step overflows, SGD's momentum stays uninitialised (torch 2.14), and the next step reads it.
+    optimizer = build_optimizer(config.optimizer, module, backbone, behind, fused=config.precision != "fp16")
+    decay = config.optimizer.ema
+    return Part(
+        name, module, optimizer, None if decay is None else moving_average(module, decay, config.optimizer.ema_warmup)
     )
-    return Part(name, module, optimizer)
+
+
+def prefixed(path: str, names: Layers) -> Layers:
+    return [[path + name for name in layer] for layer in names]
 
 
 def build_member(config: Config, method: Method, member: int, num_classes: int) -> Member:
@@ -80,13 +111,13 @@ def build_member(config: Config, method: Method, member: int, num_classes: int) 
         return Member(encoder, num_classes, method.prior_rows(num_classes))
 
 
-def build_trunk(config: Config) -> nn.Module | None:
-    if config.structure != "branch":
-        return None
+def build_trunk(config: Config, device: torch.device) -> Part:
     with initialising(config.seed, "trunk"):
-        trunk = networks.build_member(config.network, 0).trunk
-    compile_stage(trunk, config.compile)
-    return trunk
+        network = networks.build_member(config.network, 0)
+    compile_stage(network.trunk, config.compile)
+    halves = [[name.partition(".")[2] for name in layer if name.startswith("trunk.")] for layer in network.layers()]
+    own = [layer for layer in halves if layer]
+    return learner("trunk", network.trunk, config, device, own, behind=len(halves) - len(own))
 
 
 def compile_stage(stage: nn.Module, how: bool | str) -> None:
@@ -94,9 +125,9 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
         stage.compile(mode="reduce-overhead" if how == "graphs" else None)
 
 
-def build_shared(config: Config, method: Method, num_members: int) -> nn.Module | None:
+def build_shared(config: Config, method: Method, num_members: int, num_classes: int) -> nn.Module | None:
     with initialising(config.seed, "shared"):
-        return method.shared(weightless(config, num_members))
+        return method.shared(weightless(config, num_members), num_classes)
 
 
 def build_adversary(config: Config, method: Method, num_members: int, num_classes: int) -> Adversary:
@@ -114,6 +145,12 @@ def feature_dims(config: Config, num_members: int) -> list[int]:
     return [network.feature_dim for network in weightless(config, num_members)]
 
 
+def sizes(config: Config, num_members: int, num_classes: int) -> list[Sizes]:
+    """Of every member, including those on other ranks."""
+    pixels = math.prod(input_shape(config))
+    return [Sizes(features, pixels, num_classes) for features in feature_dims(config, num_members)]
+
+
 def weightless(config: Config, num_members: int) -> list[Network]:
     """Every member's network, to read its sizes; no weights are allocated."""
     with torch.device("meta"):
@@ -122,51 +159,117 @@ def weightless(config: Config, num_members: int) -> list[Network]:
         return [networks.build_member(config.network, member) for member in range(num_members)]
 
 
+def input_shape(config: Config) -> tuple[int, ...]:
+    """Of one input, as a network sees it: an image, or a vector."""
+    size, inputs = config.data.size, config.network.inputs
+    return (3, size, size) if inputs is None else (inputs,)
+
+
 def check_members(config: Config, method: Method, num_members: int, num_hosts: int) -> None:
     """ValueError if the method does not suit its members or their ranks; called before any process group exists."""
     named = config.network.per_member
     if named is not None and len(named) != num_members:
         raise ValueError(f"network.per_member names {len(named)} networks for {num_members} members: name one for each")
     members = weightless(config, num_members)
-    if config.network._target_ is not None:
-        check_feature_dim(config, members[0])
+    for network in {id(member): member for member in members}.values():
+        check_feature_dim(config, network)
     method.check(members)
+    if config.loss.mixup or config.loss.cutmix:
+        method.refuse_mixed()
+    if config.optimizer.accumulate > 1 and method.differentiates_pixels:
+        raise ValueError(f"method={method.name} differentiates whole batches by pixels: leave optimizer.accumulate out")
+    if config.loss.cutmix and config.network.inputs is not None:
+        raise ValueError("loss.cutmix cuts images, and the data are vectors: write loss.mixup instead")
     branch = config.structure == "branch"
     if branch and len(widths := {network.trunk_dim for network in members}) > 1:
         raise ValueError(f"members of trunk widths {sorted(widths)} cannot share a trunk: write structure=net")
+    check_settings(config, method)
     if num_hosts == 1:
         return
-    if config.precision == "fp16" and (branch or method.shared(members) is not None):
+    if config.precision == "fp16" and (branch or method.shared(members, num_classes=1) is not None):
         raise ValueError(
             "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
             "write precision=bf16, or use one process"
         )
-    if branch and config.data.per_member:
+
+
+def check_settings(config: Config, method: Method) -> None:
+    """ValueError if the method cannot be trained in this way, on any number of ranks."""
+    if method.differentiates_pixels:
+        for given, instead in (
+            (config.compile, "compile=false"),
+            (config.ensemble.replicas > 1, "ensemble.replicas=1"),
+            (config.precision == "fp16", "precision=bf16"),
+            (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
+        ):
+            if given:
+                raise ValueError(f"method={method.name} needs second derivatives, which are lost here: write {instead}")
+    check_trajectory(config, method)
+    if method.asks_average and config.optimizer.ema is None:
+        raise ValueError(f"method={method.name} teaches by averaged weights: write optimizer.ema=0.999")
+    separate = config.structure == "branch" and config.data.per_member
+    if separate and config.optimizer.accumulate > 1:
+        raise ValueError("data.per_member=true with a shared trunk takes whole batches: write optimizer.accumulate=1")
+    if method.weighing is None:
+        return
+    if config.data.split == "full":
+        raise ValueError(f"method={method.name} weighs members on held-out images: write data.split=holdout")
+    if config.evaluate.every_epochs != 1:
+        raise ValueError(f"method={method.name} weighs members after every epoch: write evaluate.every_epochs=1")
+
+
+def check_trajectory(config: Config, method: Method) -> None:
+    kind, name = trajectories.build(config.trajectory), config.trajectory["kind"]
+    if kind is None:
+        return
+    if [*config.method.terms] != ["cross_entropy"]:
+        raise ValueError(f"trajectory.kind={name} follows cross-entropy alone: write method={name}")
+    for given, instead in (
+        (config.structure != "net", "structure=net"),
+        (config.ensemble.replicas > 1, "ensemble.replicas=1"),
+        (config.precision == "fp16", "precision=bf16"),
+        (bool(config.compile), "compile=false"),
+        (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
+        (config.optimizer.ema is not None, "optimizer.ema=null"),
+        (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
+    ):
+        if given:
+            raise ValueError(f"trajectory.kind={name} cannot be followed so: write {instead}")
+    length = config.schedules.reference_epochs if config.schedules.scale else config.epochs
+    if kind.moments and kind.moments[-1] > length:
         raise ValueError(
-            "data.per_member=true gives the trunk other images on each rank, so its batch norms would diverge: "
-            "write structure=net, or use one process"
+            f"trajectory.samples={kind.samples}: the last is due after epoch {kind.moments[-1]:g} of {length}; write "
+            "shorter cycles, fewer samples, or a longer run (schedules.reference_epochs, if schedules.scale)"
         )
 
 
 def check_feature_dim(config: Config, network: Network) -> None:
-    """What a network of the user's own says of itself, compared with what it does to two images without values."""
-    images = torch.empty(2, 3, config.data.size, config.data.size, device="meta")
-    shape = tuple(network(images).shape)
+    """What a network says of itself, compared with what it does to two inputs without values."""
+    try:
+        shape = tuple(network(torch.empty(2, *input_shape(config), device="meta")).shape)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if network.origin.inputs is None:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{config.network.label} cannot read images of data.size={config.data.size} ({reason}): "
+            f"write data.size={network.origin.inputs.size}"
+        ) from error
     if shape != (2, network.feature_dim):
         raise ValueError(
-            f"{config.network.label} makes {list(shape)} of 2 images, and feature_dim={network.feature_dim} says "
+            f"{config.network.label} makes {list(shape)} of 2 inputs, and feature_dim={network.feature_dim} says "
             f"[2, {network.feature_dim}]: set feature_dim to the number of features that it returns"
         )
 
 
 def check_batch_of_one(config: Config) -> None:
-    """An epoch may end with a single image, whose batch norms need more than one value for each channel."""
-    images = torch.empty(1, 3, config.data.size, config.data.size, device="meta")
+    """An epoch may end with a single input, whose batch norms need more than one value for each channel."""
+    alone = torch.empty(1, *input_shape(config), device="meta")
     for network in weightless(config, config.num_members)[: len(config.network.per_member or "1")]:
         try:
-            network.train()(images)
+            network.train()(alone)
         except ValueError as error:
             raise ValueError(
-                f"the last batch of an epoch has 1 image, too few for the batch norms of {config.network.label} "
+                f"the last batch of an epoch has 1 input, too few for the batch norms of {config.network.label} "
                 f"({error}): write batch_size={config.batch_size + 1}, or any that leaves more"
             ) from error

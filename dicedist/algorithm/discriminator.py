@@ -143,11 +143,14 @@ class Discriminator(Adversary):
         pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
         terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
         estimate = torch.stack(list(terms.values())).sum()
-        weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
-        (gradients_MBD,) = torch.autograd.grad(weight * estimate, means_MBD)
+        (gradients_MBD,) = torch.autograd.grad(self.weight(now) * estimate, means_MBD)
         # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
         shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
         return gradients_MBD, {"redundancy": estimate.detach(), "redundancy_nats": estimate.detach() + shift}
+
+    def weight(self, now: Moment) -> float:
+        """Of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
+        return self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
 
     def redundancy(
         self,
@@ -266,8 +269,11 @@ class Discriminator(Adversary):
         if self.config.scale == "none":
             return means
         noise = torch.randn(means.shape, generator=draws, device=draws.device)
-        if self.config.scale == "predicted":
-            noise = noise * (1 + now.covariance * (scales - 1))
+        if self.config.reads_scale:
+            floored = scales.clamp_min(self.config.floor) if self.config.floor else scales
+            noise = noise * (1 + now.covariance * (floored - 1))
+        elif not isinstance(self.config.scale, str):
+            noise = noise * self.config.scale
         return means + noise
 
     @torch.no_grad()

@@ -3,15 +3,15 @@
 Legend: B inputs, D features, K classes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dicedist.algorithm.networks import Network
-
-TINY = -80.0  # below which softplus(x) is exp(x) to the last bit, and leaves the normal floats
 
 
 @dataclass
@@ -23,7 +23,18 @@ class Encoding:
     z_BD: Tensor
     logits_BK: Tensor
     trunk_BCHW: Tensor | None = None  # the trunk's output; None if the network has no split point
-    log_scale_BD: Tensor | None = None
+    raw_scale_BD: Tensor | None = None  # whose softplus the scale is
+    images_BCHW: Tensor | None = None  # where the method differentiates with respect to pixels
+    averaged_BK: Tensor | None = None  # the logits of the moving average of the weights, if the method asks for them
+
+    @classmethod
+    def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":
+        """Of a batch, from those of its pieces."""
+        joined: dict[str, Any] = {}
+        for entry in fields(cls):
+            rows = [getattr(piece, entry.name) for piece in pieces]
+            joined[entry.name] = None if rows[0] is None else torch.cat(rows)
+        return cls(**joined)
 
 
 class Bottleneck(nn.Module):
@@ -31,34 +42,29 @@ class Bottleneck(nn.Module):
 
     Inference needs neither.
 
-    prior_rows: one mean per class (VCEB) or a single one (VIB).
+    prior_rows: one mean per class (VCEB), a single one (VIB), or 0 if the prior is N(0, 1).
     """
 
     def __init__(self, feature_dim: int, prior_rows: int):
         super().__init__()
         self.scale = nn.Linear(feature_dim, feature_dim)
-        self.prior_KD = nn.Parameter(torch.randn(prior_rows, feature_dim))
+        if prior_rows:
+            self.prior_KD = nn.Parameter(torch.randn(prior_rows, feature_dim))
 
     def forward(self, mean_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale and its logarithm, in float32 at least.
-
-        Far below zero softplus(x) is exp(x), whose logarithm is x: so it stays finite, and keeps its gradient, where
-        the scale itself underflows.
-        """
+        """The scale, and what softplus made it of, in float32 at least."""
         raw_BD = full(self.scale(mean_BD))
-        scale_BD = F.softplus(raw_BD)
-        is_tiny_BD = raw_BD < TINY
-        return scale_BD, torch.where(is_tiny_BD, raw_BD, scale_BD.masked_fill(is_tiny_BD, 1.0).log())
+        return F.softplus(raw_BD), raw_BD
 
 
 class Member(nn.Module):
     """In a net the encoder reads images; in a branch it reads the output of the shared trunk."""
 
-    def __init__(self, encoder: Network, num_classes: int, prior_rows: int):
+    def __init__(self, encoder: Network, num_classes: int, prior_rows: int | None):
         super().__init__()
         self.encoder = encoder
         self.classifier = nn.Linear(encoder.feature_dim, num_classes)
-        self.bottleneck = Bottleneck(encoder.feature_dim, prior_rows) if prior_rows else None
+        self.bottleneck = None if prior_rows is None else Bottleneck(encoder.feature_dim, prior_rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits from the mean, for inference."""
@@ -68,12 +74,12 @@ class Member(nn.Module):
         """Features and logits from one sample of z, by the reparameterisation trick."""
         mean_BD, trunk_BCHW = self.encoder.read(inputs)
         mean_BD = full(mean_BD)
-        scale_BD, log_scale_BD, z_BD = None, None, mean_BD
+        scale_BD, raw_scale_BD, z_BD = None, None, mean_BD
         if self.bottleneck is not None:
             assert noise_BD is not None
-            scale_BD, log_scale_BD = self.bottleneck(mean_BD)
+            scale_BD, raw_scale_BD = self.bottleneck(mean_BD)
             z_BD = mean_BD + scale_BD * noise_BD
-        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW, log_scale_BD)
+        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW, raw_scale_BD)
 
 
 class Encode(nn.Module):

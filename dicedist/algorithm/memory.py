@@ -56,6 +56,8 @@ class ClassMemory(nn.Module):
     def make_room(self, batch: int) -> None:
         for name in KEPT:
             kept_MQD = self.get_buffer(f"pool_{name}")[:, self.room :]
+            if kept_MQD.is_cuda:  # w may learn on another stream than that of the old pool, which is freed here
+                kept_MQD.record_stream(torch.cuda.current_stream(kept_MQD.device))
             self.register_buffer(f"pool_{name}", torch.nn.functional.pad(kept_MQD, (0, 0, batch, 0)), persistent=False)
         self.room = batch
 

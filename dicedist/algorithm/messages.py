@@ -15,6 +15,15 @@ FEATURES = ("mean", "scale")  # the fields that a discriminator may read
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Of one member: what the widths of its fields follow from."""
+
+    features: int  # D
+    pixels: int  # values of an input: of an image in all colours, of a vector
+    classes: int  # K
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Who must see which fields of whom, independent of the ranks that host them."""
 
@@ -22,6 +31,7 @@ class Traffic:
     heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the speaker's fields that it must see
     features: tuple[str, ...]  # the fields that the discriminator reads
     compared: Sequence[int]  # the members whose features it reads
+    answers: tuple[str, ...] = ("mean",)  # what it answers each of them, as wide as the field of that name
 
 
 @dataclass
@@ -55,10 +65,18 @@ class Carrier(Protocol):
 
     def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered: ...
 
-    def scatter(self, gradients_MBD: Tensor | None, size: int) -> dict[int, Tensor]: ...
+    @property
+    def widths(self) -> Mapping[str, Sequence[int]]: ...
+
+    @property
+    def features(self) -> tuple[str, ...]: ...
+
+    def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]: ...
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
-    def sum_over_replicas(self, values: Tensor) -> Tensor: ...
+    def sum_over_members(self, values: Tensor) -> Tensor: ...
+
+    def synchronise(self, module: nn.Module) -> None: ...
 
     def replicated(self, module: nn.Module) -> nn.Module: ...

@@ -1,22 +1,60 @@
 """The parts of an ensemble that a rank hosts: members, the modules that they share, the discriminator."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dicedist.algorithm.adversary import Adversary
 from dicedist.algorithm.member import Member
+from dicedist.algorithm.networks.freezing import frozen_norms
 
 
 @dataclass
 class Part:
-    """A module and its optimiser, saved under its own name whichever rank hosts it."""
+    """A module, its optimiser and perhaps its moving average, saved under its own name whichever rank hosts it."""
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    average: AveragedModel | None = None
+
+    def __post_init__(self) -> None:
+        self.train()
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything in it is not frozen."""
+        return any(parameter.requires_grad for parameter in self.module.parameters())
+
+    def train(self) -> None:
+        """Training mode, but for what is frozen."""
+        self.module.train()
+        for norm in frozen_norms(self.module):
+            norm.eval()
+
+
+def moving_average(module: nn.Module, decay: float, warms_up: bool = False) -> AveragedModel:
+    """Of weights and running statistics: a copy that follows the module where `update_parameters(module)` is called.
+
+    Built when the module is on its device: the counter stays on the CPU, where reading it costs no synchronisation.
+    warms_up: the decay rises with the steps, so that the first ones count alike.
+    """
+    update = warming(decay) if warms_up else get_ema_multi_avg_fn(decay)
+    average = AveragedModel(module, multi_avg_fn=update, use_buffers=True)
+    return average.requires_grad_(False)
+
+
+def warming(decay: float) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:
+    """The arithmetic mean of the first 1 / (1 - decay) weights, then a moving average."""
+
+    def update(averages: Sequence[Tensor], current: Sequence[Tensor], steps: Tensor | int) -> None:
+        own = min(1 - 1 / (int(steps) + 1), decay)
+        get_ema_multi_avg_fn(own)(averages, current, steps)
+
+    return update
 
 
 @dataclass
@@ -30,12 +68,12 @@ class Hosted:
 
     @property
     def parts(self) -> list[Part]:
-        return [*self.learners, *([self.discriminator] if self.discriminator else [])]
+        return [*self.members.values(), *self.common, *([self.discriminator] if self.discriminator else [])]
 
     @property
     def learners(self) -> list[Part]:
         """The parts that the members' losses train."""
-        return [*self.members.values(), *self.common]
+        return [part for part in (*self.members.values(), *self.common) if part.learns]
 
     @property
     def common(self) -> list[Part]:
@@ -44,7 +82,19 @@ class Hosted:
 
     @property
     def common_parameters(self) -> list[nn.Parameter]:
-        return [parameter for part in self.common for parameter in part.module.parameters()]
+        return [p for part in self.common for p in part.module.parameters() if p.requires_grad]
+
+    @property
+    def averaged(self) -> "Hosted":
+        """The same parts with the moving averages of their weights."""
+
+        def average_of(part: Part) -> Part:
+            assert part.average is not None
+            return replace(part, module=part.average.module)
+
+        members = {index: average_of(part) for index, part in self.members.items()}
+        trunk, shared = (part and average_of(part) for part in (self.trunk, self.shared))
+        return replace(self, members=members, trunk=trunk, shared=shared)
 
     @property
     def shared_modules(self) -> nn.ModuleDict | None:

@@ -20,6 +20,15 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
 @contextlib.contextmanager
 def initialising(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """Inside the context, torch's global CPU generator is keyed, for layers that draw their own initial weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed_for(seed, purpose, *where))
+    with drawing(torch.device("cpu"), seed, purpose, *where):
+        yield
+
+
+@contextlib.contextmanager
+def drawing(device: torch.device, seed: int, purpose: str, *where: int) -> Iterator[None]:
+    """Inside the context, torch's global generator of the device is keyed, for layers that draw: dropout, depth."""
+    index = (device.index or 0,) if device.type == "cuda" else ()
+    own = torch.cuda.default_generators[index[0]] if index else torch.random.default_generator
+    with torch.random.fork_rng(devices=index):
+        own.manual_seed(seed_for(seed, purpose, *where))
         yield

@@ -12,26 +12,34 @@ predictions have no w: the gather brings each member the predictions of its peer
 dicedist.cluster.assembly builds the step of a rank, and the trainer calls it once per batch on every rank. In a single
 process all parts are hosted here, and gather and scatter only hand tensors over.
 
+Words: fields are what a member sends (means, scales, logits ...); a View is what the terms of the loss see of one
+member; `now` holds the values of all schedules at this step; `values` are named scalars for the records.
+
 Legend: M members, B inputs, D features, K classes.
 """
 
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from dicedist.algorithm.adversary import Features
-from dicedist.algorithm.batch import Batch
-from dicedist.algorithm.member import Encode, Encoding
+from dicedist.algorithm.adversary import Read
+from dicedist.algorithm.batch import Batch, share
+from dicedist.algorithm.member import Encode, Encoding, full
 from dicedist.algorithm.messages import Carrier, Fields, Gathered
-from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.mixing import Mixing, draw, partners
+from dicedist.algorithm.networks.batch_norm import statistics_untouched
 from dicedist.algorithm.objectives import Method, View
+from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.parts import Hosted, Part
-from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.randomness import drawing, generator
 from dicedist.algorithm.schedules import Moment, Schedules
+from dicedist.algorithm.targets import Loss, Targets
 
 Values = dict[str, Tensor]  # named scalars, which stay on the device until they are logged
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,8 +65,17 @@ class Step:
         precision: str = "fp32",
         sync_batch_norm: bool = False,
         records_graphs: bool = False,
+        clip_norm: float | None = None,
+        pieces: int = 1,
+        loss: Loss | None = None,
+        separate_views: bool = False,
     ):
-        """sync_batch_norm: normalise over a member's replicas. records_graphs: compiled stages become CUDA graphs."""
+        """sync_batch_norm: normalise over a member's replicas. records_graphs: compiled stages become CUDA graphs.
+
+        clip_norm: the largest norm of a part's gradient. pieces: in which a batch goes through the networks.
+        separate_views: every branch sends a view of its own through the trunk.
+        """
+        self.separate_views = separate_views
         self.method, self.hosted, self.exchange = method, hosted, exchange
         self.schedules, self.steps_per_epoch, self.seed = schedules, steps_per_epoch, seed
         self.num_members, self.replicas, self.device = exchange.num_members, exchange.replicas, exchange.device
@@ -66,27 +83,28 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         if sync_batch_norm and self.replicas > 1:  # before DistributedDataParallel takes hold of the modules below
             for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
-                synchronise(part.module, exchange.sum_over_replicas)
+                exchange.synchronise(part.module)
         self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
-        self.records_graphs = records_graphs
+        self.loss = loss or Loss()
+        self.records_graphs, self.clip_norm, self.pieces = records_graphs, clip_norm, pieces
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
     def __call__(self, batch: Batch) -> Outcome:
         """All ranks call; gather, scatter and the sum inside `descend` are where they meet.
 
-        On w's own rank there are no encodings, elsewhere no features and no gradients of w.
+        On w's own rank there are no encodings, elsewhere nothing is read for w and w does not answer.
         """
         now = self.schedules.at(batch.epoch + batch.step_in_epoch / self.steps_per_epoch)
         encodings = self.encode(batch)
-        fields = self.fields(encodings)
+        fields = self.fields(encodings, batch)
         gathered = self.exchange.gather(fields, batch.size, self.mark(batch))
-        features = self.features(gathered)
-        gradients_MBD, values = self.redundancy_gradients(features, batch, now)
-        mine = self.exchange.scatter(gradients_MBD, batch.size)
-        views = self.views(encodings, fields, gathered, batch.labels_B)
+        read = self.read(gathered)
+        answers, values = self.answers(read, batch, now)
+        mine = self.exchange.scatter(answers, batch.size)
+        views = self.views(encodings, fields, gathered, mine, batch)
         with self.beside_members():
-            values |= self.learn(features, batch, now)
-        values |= self.descend(views, mine, len(batch.labels_B) / batch.size, now)
+            values |= self.learn(read, batch, now)
+        values |= self.descend(views, len(batch.labels_B) / batch.size, now)
         self.join()
         return Outcome(values, gathered.out_of_step_M)
 
@@ -110,16 +128,52 @@ class Step:
             torch.cuda.current_stream(self.device).wait_stream(self.side)
 
     def encode(self, batch: Batch) -> dict[int, Encoding]:
-        """Encode the batch with each member hosted here, behind the trunk if there is one (run once per view)."""
-        encodings = {}
+        """Encode the batch with each member hosted here, behind the trunk if there is one."""
         if self.records_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # graphs may now overwrite their outputs of the previous step
+        mixing, noise = self.mixing(batch), {member: self.noise(batch, member) for member in self.hosted.members}
+        inputs = batch.images if mixing is None else [mixing.of_inputs(images) for images in batch.images]
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            inputs = batch.images if self.hosted.trunk is None else self.through_trunk(self.hosted.trunk, batch.images)
-            for nth, member in enumerate(self.hosted.members):
-                seen = inputs[min(nth, len(inputs) - 1)]  # one view for all members, or one for each in their order
-                encodings[member] = self.encoders[member](seen, self.noise(batch, member))
+            pieces = [self.encode_rows(batch, inputs, noise, rows) for rows in self.rows_of_pieces(len(batch.labels_B))]
+        return pieces[0] if len(pieces) == 1 else {m: Encoding.joined([each[m] for each in pieces]) for m in noise}
+
+    def rows_of_pieces(self, batch: int) -> list[slice]:
+        """At least two rows each: batch norms need them."""
+        pieces = max(1, min(self.pieces, batch // 2))
+        return [share(batch, pieces, piece) for piece in range(pieces)]
+
+    def encode_rows(
+        self, batch: Batch, inputs: Sequence[Tensor], noise: Mapping[int, Tensor | None], rows: slice
+    ) -> dict[int, Encoding]:
+        encodings = {}
+        where = (batch.epoch, batch.step_in_epoch, (batch.rows.start or 0) + rows.start)
+        raw = inputs = [images[rows] for images in inputs]
+        if self.hosted.trunk is not None:
+            inputs = self.through_trunk(self.hosted.trunk, raw, where)
+        for nth, member in enumerate(noise):
+            seen = inputs[min(nth, len(inputs) - 1)]  # the same for all, or one each (data.per_member)
+            if self.method.differentiates_pixels:
+                seen = seen.detach().requires_grad_()
+            noise_BD = noise[member]
+            with drawing(self.device, self.seed, "layers", *where, member):
+                own_BD = None if noise_BD is None else noise_BD[rows]
+                encodings[member] = self.run(self.encoders[member], seen, own_BD)
+            encodings[member].images_BCHW = seen if self.method.differentiates_pixels else None
+        if self.method.asks_average:
+            for member, logits_BK in self.averaged_logits(raw).items():
+                encodings[member].averaged_BK = logits_BK
         return encodings
+
+    def run(self, module: nn.Module, *inputs: Tensor | None) -> Any:
+        """Forward. Of a batch in pieces only the outputs are kept, and backward runs forward again piece by piece."""
+        if self.pieces == 1 or not torch.is_grad_enabled():
+            return module(*inputs)
+        return checkpoint(
+            module,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), statistics_untouched(module)),
+        )
 
     def noise(self, batch: Batch, member: int) -> Tensor | None:
         """The noise on z, None for a deterministic member.
@@ -132,45 +186,87 @@ class Step:
         width = self.hosted.member(member).encoder.feature_dim
         return torch.randn(batch.size, width, generator=draws, device=self.device)[batch.rows]
 
-    def through_trunk(self, trunk: Part, images: Sequence[Tensor]) -> list[Tensor]:
-        outputs = [trunk.module(view) for view in images]
+    def through_trunk(self, trunk: Part, images: Sequence[Tensor], where: tuple[int, ...]) -> list[Tensor]:
+        with drawing(self.device, self.seed, "layers of the trunk", *where):
+            outputs = self.in_turn(trunk.module, images) if self.separate_views else self.one_by_one(trunk, images)
         if self.method.averages_trunk:  # CL-ILR divides the gradient where branches leave the trunk
-            for output in outputs:
+            for output in (each for each in outputs if each.requires_grad):  # the trunk may be frozen
                 output.register_hook(lambda gradient: gradient / self.num_members)
         return outputs
 
-    def fields(self, encodings: Mapping[int, Encoding]) -> dict[int, Fields]:
-        shared = self.hosted.shared_modules
-        return {member: self.method.fields(member, self.num_members, own, shared) for member, own in encodings.items()}
+    def one_by_one(self, trunk: Part, images: Sequence[Tensor]) -> list[Tensor]:
+        return [self.run(trunk.module, seen) for seen in images]
+
+    def in_turn(self, trunk: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
+        """Every view meets the same running statistics, which then move once, by the mean over all members' views.
+
+        So the trunk is the same however its branches are spread over ranks, which meet here.
+        """
+        statistics = [buffer.data for buffer in trunk.buffers() if buffer.is_floating_point()]
+        counters = [buffer for buffer in trunk.buffers() if not buffer.is_floating_point()]
+        before, outputs = [value.clone() for value in statistics], []
+        totals = [torch.zeros_like(value) for value in statistics]
+        readers = len(self.hosted.members) if len(images) == 1 else 1
+        for view in images:
+            for value, old in zip(statistics, before, strict=True):
+                value.copy_(old)
+            outputs.append(self.run(trunk, view))
+            for total, value in zip(totals, statistics, strict=True):
+                total.add_(value, alpha=readers)
+        flat = torch.cat([total.flatten() for total in totals]) if totals else torch.zeros(0, device=self.device)
+        means = self.exchange.sum_over_members(flat) / self.num_members
+        for value, mean in zip(statistics, means.split([total.numel() for total in totals]), strict=True):
+            value.copy_(mean.view_as(value))
+        for counter in counters:
+            counter -= len(images) - 1
+        return outputs
+
+    @torch.no_grad()
+    def averaged_logits(self, images: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Of the moving averages hosted here, normalised by the batch, as the members themselves are."""
+        averaged = self.hosted.averaged
+        with contextlib.ExitStack() as stack:
+            for part in (*averaged.members.values(), *averaged.common):
+                stack.enter_context(statistics_untouched(part.module.train()))
+            inputs = images if averaged.trunk is None else [averaged.trunk.module(view) for view in images]
+            return {
+                member: full(averaged.member(member)(inputs[min(nth, len(inputs) - 1)]))
+                for nth, member in enumerate(averaged.members)
+            }
+
+    def fields(self, encodings: Mapping[int, Encoding], batch: Batch) -> dict[int, Fields]:
+        """What each member hosted here sends: only what some term or w asks for, so `ind` sends nothing."""
+        targets = self.targets(batch)
+        return {member: self.method.fields(self.view(member, own, targets)) for member, own in encodings.items()}
+
+    def view(self, member: int, own: Encoding, targets: Targets) -> View:
+        return View(member, self.num_members, self.hosted.member(member), own, targets, self.hosted.shared_modules)
 
     def mark(self, batch: Batch) -> Tensor:
+        """Travels with the fields: all members must see the same batch, or the pairs of w would mean nothing."""
         checksum = torch.tensor([batch.checksum])
         return checksum.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else checksum
 
-    def features(self, gathered: Gathered) -> Features | None:
+    def read(self, gathered: Gathered) -> Read | None:
+        """What w reads of the members that it compares, all but a student; None where w is not hosted."""
         if self.hosted.w is None:
             return None
-        compared = self.exchange.compared  # all members but a student
-        means_MBD = gathered.stacked("mean", compared)
-        # Deterministic members send no scale: w then adds noise of variance 1, or none (redundancy.scale).
-        sent = all("scale" in gathered.fields[member] for member in compared)
-        return Features(means_MBD, gathered.stacked("scale", compared) if sent else torch.ones_like(means_MBD))
+        return {name: gathered.stacked(name, self.exchange.compared) for name in self.exchange.features}
 
-    def redundancy_gradients(
-        self, features: Features | None, batch: Batch, now: Moment
-    ) -> tuple[Tensor | None, Values]:
-        if self.hosted.w is None or features is None:
+    def answers(self, read: Read | None, batch: Batch, now: Moment) -> tuple[Fields | None, Values]:
+        # w and what it reads are both here or both elsewhere; the second question is for the type checker.
+        if self.hosted.w is None or read is None:
             return None, {}
         where = (batch.epoch, batch.step_in_epoch)
         with self.precision_of_w():
-            return self.hosted.w.redundancy_gradients(features, batch.labels_B, now, where)
+            return self.hosted.w.answers(read, batch.labels_B, now, where)
 
-    def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
-        if self.hosted.w is None or self.hosted.discriminator is None or features is None:
+    def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
+        if self.hosted.w is None or self.hosted.discriminator is None or read is None:
             return {}
         where = (batch.epoch, batch.step_in_epoch)
         with self.precision_of_w():
-            return self.hosted.w.learn(self.hosted.discriminator.optimizer, features, batch.labels_B, now, where)
+            return self.hosted.w.study(self.hosted.discriminator.optimizer, read, batch.labels_B, now, where)
 
     def precision_of_w(self) -> torch.autocast:
         """bf16 on a GPU if members use it; never fp16: log f may leave its range, and the gradients of log f do."""
@@ -182,19 +278,32 @@ class Step:
         encodings: Mapping[int, Encoding],
         fields: Mapping[int, Fields],
         gathered: Gathered,
-        labels_B: Tensor,
+        answers: Mapping[int, Fields],
+        batch: Batch,
     ) -> list[View]:
-        everyone, size = gathered.fields, self.num_members
         # What was gathered is detached; a member's own fields keep their graph.
+        everyone, targets = gathered.fields, self.targets(batch)
         return [
-            View(member, size, self.hosted.member(member), own, labels_B, everyone | {member: fields[member]})
+            replace(
+                self.view(member, own, targets),
+                fields=everyone | {member: fields[member]},
+                answers=answers.get(member, {}),
+            )
             for member, own in encodings.items()
         ]
 
-    def descend(
-        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], fraction: float, now: Moment
-    ) -> Values:
-        """Run backward from every member's (loss, mean) with (1, redundancy gradient), then update all parts but w.
+    def mixing(self, batch: Batch) -> Mixing | None:
+        return draw(self.loss.mixup, self.loss.cutmix, self.seed, batch.epoch, batch.step_in_epoch)
+
+    def targets(self, batch: Batch) -> Targets:
+        labels_B, mixing, loss = batch.labels_B, self.mixing(batch), self.loss
+        if mixing is None or not batch.images:
+            return Targets(labels_B, None, 1.0, loss.label_smoothing, loss.weights_K)
+        others_B, own = labels_B[partners(len(labels_B), labels_B.device)], mixing.own_share(batch.images[0])
+        return Targets(labels_B, others_B, own, loss.label_smoothing, loss.weights_K)
+
+    def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
+        """Run backward from every member's (loss, mean) with (1, w's gradient), then update all parts but w.
 
         fraction: of the batch, that this rank sees. A member's gradient is the mean over its replicas, so
         `replicas * fraction` makes each replica count for the inputs that it saw. The gradients of w are already those
@@ -208,9 +317,9 @@ class Step:
             loss = torch.stack(list(losses.values())).sum()
             heads.append(self.scaler.scale(self.replicas * fraction * loss))
             initial_gradients.append(None)
-            if view.index in redundancy_gradients:
-                heads.append(view.own.mean_BD)
-                initial_gradients.append(self.scaler.scale(self.replicas * redundancy_gradients[view.index]))
+            for name in [name for name in view.answers if name in view.fields[view.index]]:
+                heads.append(view.fields[view.index][name])
+                initial_gradients.append(self.scaler.scale(self.replicas * view.answers[name]))
             right_B = view.own.logits_BK.argmax(1) == view.labels_B
             named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
             values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}
@@ -220,16 +329,24 @@ class Step:
         return values
 
     def update(self, now: Moment) -> Values:
+        """One optimiser step of every part hosted here but w.
+
+        With fp16 these parts share one loss scale, because their losses run backward together. A part whose gradients
+        overflow skips its own step alone, and the scale falls for all. Each rank has a scale of its own, and w none.
+        """
         # Summed before they are unscaled: ranks that share parameters never use fp16 (build.check_members).
         self.exchange.sum_gradients(self.hosted.common_parameters)
         for part in self.hosted.learners:
             self.scaler.unscale_(part.optimizer)
         norms = {f"member_{i}/gradient_norm": gradient_norm(p.module) for i, p in self.hosted.members.items()}
         for part in self.hosted.learners:
-            for group in part.optimizer.param_groups:
-                group["lr"] = now.learning_rate
+            if self.clip_norm is not None:
+                nn.utils.clip_grad_norm_(part.module.parameters(), self.clip_norm)
+            set_rate(part.optimizer, now.learning_rate)
             self.scaler.step(part.optimizer)
             part.optimizer.zero_grad(set_to_none=True)
+            if part.average is not None:
+                part.average.update_parameters(part.module)
         self.scaler.update()
         return norms
 

@@ -4,17 +4,17 @@ A device that computes leaves the host free, and so does a rank that sleeps: no 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.adversary import Read
 from dicedist.algorithm.batch import Batch
 from dicedist.algorithm.build import feature_dims
 from dicedist.algorithm.member import Encoding
+from dicedist.algorithm.messages import Fields
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.step import Step, Values
@@ -48,22 +48,18 @@ class EmulatedStep(Step):
         size, widths = len(batch.labels_B), self.exchange.widths
         return {member: zeros(size, widths["mean"][member], widths["logits"][member]) for member in self.hosted.members}
 
-    def redundancy_gradients(
-        self, features: Features | None, batch: Batch, now: Moment
-    ) -> tuple[Tensor | None, Values]:
-        if features is None:
+    def answers(self, read: Read | None, batch: Batch, now: Moment) -> tuple[Fields | None, Values]:
+        if read is None:
             return None, {}
         time.sleep(self.durations.gradient)
-        return torch.zeros_like(features.means_MBD), {}
+        return {"mean": torch.zeros_like(read["mean"])}, {}
 
-    def descend(
-        self, views: Sequence[View], redundancy_gradients: Mapping[int, Tensor], fraction: float, now: Moment
-    ) -> Values:
+    def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
         time.sleep(self.durations.backward * len(views))
         return {}
 
-    def learn(self, features: Features | None, batch: Batch, now: Moment) -> Values:
-        if features is not None:
+    def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
+        if read is not None:
             time.sleep(self.durations.learn)
         return {}
 

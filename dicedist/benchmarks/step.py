@@ -29,16 +29,15 @@ from dicedist.config import Config, compose_config
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
 
-PHASES = {  # method that is timed -> name of its phase
+# Method of the step or of its exchange that is timed -> name of its phase.
+OF_STEP = {
     "encode": "forward",
-    "gather": "gather",
-    "redundancy_gradients": "gradient of w",
-    "scatter": "scatter",
-    "wait": "idle",  # until another rank's message has arrived
+    "answers": "gradient of w",
     "descend": "backward",
     "update": "optimiser",
     "learn": "w learns",
 }
+OF_EXCHANGE = {"gather": "gather", "scatter": "scatter", "wait": "idle"}  # idle: until a message has arrived
 WARM_UP, STEPS = 2, 6
 
 
@@ -62,11 +61,10 @@ def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
 
     A phase inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
     """
-    spent: dict[str, float] = defaultdict(float, dict.fromkeys(["data", *PHASES.values()], 0.0))
-    for owner, names in ((timed, PHASES), (timed.exchange, PHASES)):
+    spent: dict[str, float] = defaultdict(float, dict.fromkeys(["data", *OF_STEP.values(), *OF_EXCHANGE.values()], 0.0))
+    for owner, names in ((timed, OF_STEP), (timed.exchange, OF_EXCHANGE)):
         for method, name in names.items():
-            if hasattr(owner, method):
-                setattr(owner, method, stopwatch(getattr(owner, method), spent, name))
+            setattr(owner, method, stopwatch(getattr(owner, method), spent, name))
     batches = loader.epoch(0)
     for n in range(WARM_UP + STEPS):
         if n == WARM_UP:

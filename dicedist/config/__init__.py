@@ -9,6 +9,7 @@ from dicedist.config.compose import (
     flatten,
     nearest,
     parse_config,
+    refuse_unknown_sets,
     to_yaml,
 )
 from dicedist.config.help import show_help
@@ -25,6 +26,7 @@ __all__ = [
     "flatten",
     "nearest",
     "parse_config",
+    "refuse_unknown_sets",
     "show_help",
     "to_yaml",
 ]

@@ -16,12 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dicedist.config.checks import check, check_limits
 from dicedist.config.literal import literal, parsed
-from dicedist.config.schema import Config, Scope
+from dicedist.config.schema import Config, OodConfig, Scope
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGED = PACKAGE / "conf"  # in a wheel; a checkout has it beside the package
 CONF = PACKAGED if PACKAGED.exists() else PACKAGE.parent / "conf"
-OOD_SETS = "ood.sets"
+OOD_SETS, OOD_GROUPS = "ood.sets", "ood.groups"
 T = TypeVar("T")
 # A network may be called torchvision/resnet18, a folder may not.
 OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), replace=True)
@@ -30,8 +30,20 @@ OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), re
 def compose_config(overrides: Sequence[str]) -> Config:
     """conf/train.yaml with the user's overrides, typed and checked; ValueError of one line otherwise."""
     config = compose_typed("train", overrides, Config)
+    if config.ood.left_out:
+        by_default = compose_typed("train", [o for o in overrides if not o.startswith(OOD_SETS)], Config)
+        refuse_unknown_sets(config.ood, by_default.ood.sets)
+        config.ood.sets = config.ood.measured
     check(config)
     return config
+
+
+def refuse_unknown_sets(ood: OodConfig, known: Collection[str]) -> None:
+    """Whoever leaves a set out means one that is there."""
+    for name in ood.left_out:
+        if name not in known:
+            listed = f"; there are {', '.join(known)}" if known else ""
+            raise ValueError(f"{OOD_SETS}.{name}=none: there is no such set{nearest(name, [*known])}{listed}")
 
 
 def compose_request(name: str, overrides: Sequence[str], schema: type[T]) -> T:
@@ -49,8 +61,8 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
     whole = [override for override in overrides if override.startswith(f"{OOD_SETS}=")]
     overrides = [literal(override) for override in overrides if override not in whole]
     try:
-        # A user's own OOD sets are new keys, which Hydra adds only when forced.
-        values = composed(name, [f"++{o}" if o.startswith(OOD_SETS) else o for o in overrides])
+        # A user's own OOD sets and groups are new keys, which Hydra adds only when forced.
+        values = composed(name, [f"++{o}" if o.startswith((OOD_SETS, OOD_GROUPS)) else o for o in overrides])
     except HydraException as error:
         raise ValueError(explain(error, name, overrides)) from error
     if whole:  # Hydra would merge it with the sets of the data, which then could not be left out
@@ -154,7 +166,7 @@ def parse_config(text: str, origin: object) -> Config:
         if "${" in str(value):
             raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
     config = typed(with_newer_keys(loaded), Config)
-    config.network.trusted = False
+    config.network.trusted = config.data.trusted = False
     check(config)
     return config
 

@@ -13,11 +13,28 @@ RUN = "the folder of a run"
 @dataclass
 class DataRoot:
     root: str | None = key("where the data is now, if not where the run found it")
+    trusted: bool = key("true lets the run's data._target_ be imported and run")
 
 
 @dataclass
 class Trust:
     trusted: bool = key("true lets the run's network._target_ be imported and run")
+
+
+@dataclass
+class TargetsRequest:
+    """Keys that are null stay as the run has them."""
+
+    alpha: float | None = key("share of inputs whose set of labels may miss the true one")
+    conformal: str | None = key("how sets are made: lac | aps", choices=("lac", "aps", None))
+    per_class: bool | None = key("true: every class has the coverage 1 - alpha")
+    risk: float | None = key("errors among the answered inputs that are accepted")
+    coverage: float | None = key("instead of a risk: the share of inputs that is answered")
+
+
+@dataclass
+class CalibrationRequest(TargetsRequest):
+    source: str | None = key("validation | test: for runs of data.split=full", choices=("validation", "test", None))
 
 
 @dataclass
@@ -36,7 +53,14 @@ class EvaluateRequest:
         choices=("own", "fresh"),
     )
     output: str | None = key("a folder; null: the run's own, or for anything but the whole run a folder beside it")
-    ood: OodConfig = key("further sets, name: folder, .npz or .npy")
+    shift: str | None = key(
+        "also on shifted images: corruptions | corruptions_extra | rotations | resolutions | cifar_c | a folder of "
+        "class folders"
+    )
+    shift_severities: list[int] = key("of the shift, from 1 to 5")
+    shift_limit: int | None = key("shift so many test images only, as many of each class as possible", at_least=1)
+    calibration: CalibrationRequest = key("null: as the run has it")
+    ood: OodConfig = key("further sets, name: folder, .npz or .npy; none: dropped from the results")
     network: Trust = key("of the run")
     data: DataRoot = key("of the run")
 
@@ -50,6 +74,7 @@ class PredictRequest:
     output: str | None = key("a file; null: standard output")
     batch_size: int = key("images at a time", at_least=1)
     device: str = key("auto: the GPU if there is one | cpu | cuda", choices=("auto", "cpu", "cuda"))
+    calibration: TargetsRequest = key("null: as the run has it")
     network: Trust = key("of the run")
 
 
@@ -65,4 +90,5 @@ class ExportRequest:
         "what the graph takes. uint8: [N, H, W, 3] | float: [N, 3, H, W] in 0..1", choices=("uint8", "float")
     )
     output: str | None = key("a file; null: in the run, by the names of its members")
+    calibration: TargetsRequest = key("null: as the run has it")
     network: Trust = key("of the run")

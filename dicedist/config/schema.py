@@ -11,6 +11,11 @@ from typing import Any
 
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
+AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
+AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "cutout": ("crop", "flip", "cutout")}
+NOISES = ("predicted", "one", "none")
+OPTIMIZERS = ("sgd", "adamw", "adam")
+RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 
 
 class Scope(enum.Enum):
@@ -42,8 +47,12 @@ def key(
 
 @dataclass
 class DataConfig:
-    name: str = key("cifar10 | cifar100 | folder | shapes")
+    name: str = key(
+        "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
+    )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
+    _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
+    trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("when the files are not there", scope=Scope.NODE)
     pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
     split: str = key(
@@ -53,23 +62,50 @@ class DataConfig:
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     size: int = key("pixels of a side", at_least=8)
-    augment: str = key(
-        "basic: random crop and flip | none | cutout: and a square left out", choices=("basic", "none", "cutout")
+    augment: Any = key(
+        "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
+        "trivial (TrivialAugment), erase"
     )
     cutout_size: int = key("pixels of the square's side", at_least=1)
+    crop_area: list[float] = key("files, shards: [least, most] share of an image's area that a random crop shows")
+    balance: bool = key("true: every class is seen equally often, inputs of small classes more than once an epoch")
     per_member: bool = key("true: each member draws its own crops and flips")
     num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
-    on_corrupt: str = key("an image of a folder that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
+    on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
+    cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
+    test_fraction: float = key("vectors: share of each class that is for the test, where one file holds all")
+    label_column: str = key("vectors: the column of a table that names the class")
+    noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardised")
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        return AUGMENTS[self.augment] if isinstance(self.augment, str) else tuple(self.augment)
 
 
 @dataclass
 class NetworkConfig:
-    name: str = key("a name below, or torchvision/<model>, timm/<model>: taken whole, for structure=net")
+    name: str = key("a name below, or torchvision/<model>, timm/<model>")
     _target_: str | None = key(
         "your own class or factory, e.g. my.module.Net; it sets feature_dim, and trunk, tail, trunk_dim for branches"
     )
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
+    inputs: int | None = key("values of a vector; null: as the data has, none for images", at_least=1, default=None)
+    width: int | None = key("mlp: of every layer, and of the features", at_least=1, default=None)
+    depth: int | None = key("mlp: dense layers; branches share the first half", at_least=2, default=None)
+    norm: str | None = key("mlp: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
+    dropout: float | None = key("mlp: share of values dropped between layers", default=None)
+    pretrained: Any = key(
+        "weights to begin with. null: random | true: those that timm or torchvision publish | a file of the network's "
+        "state dict (safetensors, or pt without code) | a list of these, one for each member",
+        default=None,
+    )
+    sha256: list[str] | None = key("of these weights, by member; the run itself writes it", default=None)
+    feature_dim: int | None = key(
+        "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
+    )
+    split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
+    freeze: str = key("layers that stay as they are: none | stem | all | up to a module, as layer3", default="none")
 
     @property
     def label(self) -> str:
@@ -111,21 +147,53 @@ class RedundancyConfig:
     max_pairs: int | None = key("pairs of members compared in a step; null: all", above=0)
     memory: int = key("inputs kept of each class", above=0)
     lr: float = key("of the discriminator's RMSProp", above=0)
-    scale: str = key("noise on z for the discriminator: predicted | one | none", choices=("predicted", "one", "none"))
+    scale: float | int | str = key(
+        "deviation of the noise on z for the discriminator: predicted | one | none | a number above 0"
+    )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
+    floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+
+    @property
+    def reads_scale(self) -> bool:
+        """Whether the noise follows the scales that members predict."""
+        return self.scale == "predicted"
 
     def delta_for(self, num_members: int) -> float:
         if not isinstance(self.delta, str):
             return float(self.delta)
-        return float([delta for size, delta in self.delta_by_size if size <= num_members][-1])
+        known = [delta for size, delta in self.delta_by_size if size <= num_members]
+        return float(known[-1]) if known else 0.0  # one member is compared with none
+
+
+@dataclass
+class LossConfig:
+    label_smoothing: float = key("share of a label that is spread over all classes")
+    class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
+    mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
+    cutmix: float = key("the same for boxes of images; with both, each batch is mixed in one of the two ways")
 
 
 @dataclass
 class OptimizerConfig:
-    lr: float | int | str = key("paper | chen2020 | a number: the paper's schedule from there")
+    name: str = key("sgd | adamw | adam, of members and what they share", choices=OPTIMIZERS)
+    lr: float | int | str = key("paper | chen2020 | a number: the highest rate, that of the heads")
+    schedule: str = key(
+        "step: the tables of schedules.learning_rate | knots: the same, linear in between | linear, cosine: to 0 | "
+        "onecycle: up, then to 0 | constant",
+        choices=RATES,
+    )
+    warmup_epochs: float = key("of this run, in which the rate rises; onecycle rises in 30 % of it where this is 0")
     momentum: float = key("of SGD")
     nesterov: bool = key("whether SGD looks ahead")
+    betas: list[float] = key("of Adam and AdamW")
     weight_decay: float = key("on every parameter of a member")
+    decay_norms: bool = key("false: none on norms, biases, positions and tokens")
+    backbone_factor: float = key("on the rate of the network, as against that of the heads", above=0)
+    layer_decay: float = key("further factor on the rate for each layer nearer to the images")
+    clip_norm: float | None = key("the largest norm of a part's gradient; null: any", above=0)
+    ema: float | None = key("decay of a moving average of the weights, kept beside them; null: none")
+    ema_warmup: bool = key("true: the first steps count alike, as long as their mean moves faster")
+    accumulate: int = key("pieces of a batch whose activations are in memory one after another", at_least=1)
 
 
 @dataclass
@@ -167,11 +235,38 @@ class EvaluateConfig:
     average: str = key("logits | probabilities", choices=AVERAGES)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
     every_epochs: int = key("validation", above=0)
+    weights: str = key(
+        "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
+        choices=("auto", "last", "ema"),
+    )
+    test: bool = key("false leaves the test images unread after training, as a search does", default=True)
+
+
+@dataclass
+class CalibrationConfig:
+    alpha: float = key("share of inputs whose set of labels may miss the true one")
+    conformal: str = key("how sets are made. lac: the smallest | aps: larger for harder inputs", choices=("lac", "aps"))
+    per_class: bool = key("true: every class has the coverage 1 - alpha, not only all together")
+    risk: float | None = key("errors among the answered inputs that are accepted: the ensemble abstains below")
+    coverage: float | None = key("instead of a risk: the share of inputs that is answered")
+    source: str = key(
+        "validation: held-out images | test: said so in every result, for runs of data.split=full",
+        choices=("validation", "test"),
+    )
 
 
 @dataclass
 class OodConfig:
-    sets: dict[str, str | None] = key("name: folder, .npz or .npy; null: by its name in data.root")
+    sets: dict[str, str | None] = key("name: folder, .npz or .npy; null: by its name in data.root; none: left out")
+    groups: dict[str, list[str]] = key("name: sets whose figures are averaged, as near: [cifar100, tin]")
+
+    @property
+    def left_out(self) -> set[str]:
+        return {name for name, place in self.sets.items() if place == "none"}
+
+    @property
+    def measured(self) -> dict[str, str | None]:
+        return {name: place for name, place in self.sets.items() if name not in self.left_out}
 
 
 @dataclass
@@ -191,6 +286,10 @@ class TrackingConfig:
     register: str | None = key("a name: the model is registered under it")
 
 
+def sample_name(member: int, nth: int) -> str:
+    return f"member-{member}-sample-{nth}"
+
+
 @dataclass
 class Config:
     epochs: int = key("passes over the training images", above=0, scope=Scope.LENGTH)
@@ -208,21 +307,46 @@ class Config:
     )
     resuming: ResumingConfig = key("how a run goes on", scope=Scope.START)
     structure: str = key("net: whole networks | branch: one shared trunk", choices=STRUCTURES)
-    data: DataConfig = key("the images")
+    data: DataConfig = key("the inputs")
     network: NetworkConfig = key("of a member")
     method: MethodConfig = key("what members minimise")
+    trajectory: dict[str, Any] = key("several predictors from one training of a member: kind, samples, its options")
     ensemble: EnsembleConfig = key("how many members")
     bottleneck: BottleneckConfig = key("VIB and VCEB")
     redundancy: RedundancyConfig = key("the discriminator w")
-    optimizer: OptimizerConfig = key("SGD")
+    loss: LossConfig = key("what members are asked to predict")
+    optimizer: OptimizerConfig = key("of members")
     schedules: SchedulesConfig = key("epochs of a run of reference_epochs")
     run: RunConfig = key("where it is kept")
     log: LogConfig = key("records", scope=Scope.START)
     checkpoint: CheckpointConfig = key("saving", scope=Scope.START)
     evaluate: EvaluateConfig = key("measures", scope=Scope.START)
+    calibration: CalibrationConfig = key(
+        "temperature, label sets and abstention, chosen after training", scope=Scope.START
+    )
     ood: OodConfig = key("images of other things", scope=Scope.START)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
+
+    @property
+    def uses_average(self) -> bool:
+        """Whether the moving average of the weights is what is evaluated and exported."""
+        return self.optimizer.ema is not None and self.evaluate.weights != "last"
+
+    @property
+    def samples(self) -> int:
+        """Predictors from each member."""
+        return int(self.trajectory.get("samples", 1))
+
+    @property
+    def num_predictors(self) -> int:
+        """What is evaluated, predicts and is exported as one ensemble: S samples of each of the M members."""
+        return self.num_members * self.samples
+
+    def predictor_part(self, number: int) -> str:
+        """The part of a checkpoint that holds this predictor."""
+        along = self.trajectory["kind"] != "none"
+        return sample_name(*divmod(number, self.samples)) if along else f"member-{number}"
 
     @property
     def num_members(self) -> int:

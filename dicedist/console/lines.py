@@ -13,7 +13,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    put(sys.stderr, f"dicedist: warning: {text}\n")
+    put(sys.stderr, f"dicedist: warning: {printable(' '.join(text.split()))}\n")
 
 
 def put(stream: TextIO, text: str) -> None:
@@ -29,7 +29,7 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A file's name may hold line breaks, and bytes that are no text."""
+    """A file's name may hold line breaks, bytes that are no text, and commands to the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,6 +1,6 @@
 """How far long work has come: one line that is written over on a terminal, plain lines now and then elsewhere."""
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import TextIO
 
 from dicedist.console.lines import duration, put
 
+USUAL_COLUMNS = 80
 WIDTH = 24  # characters of the bar
 REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
 
@@ -18,15 +19,19 @@ class SilentProgress:
     def show(self, done: int, figures: str = "", always: bool = False) -> None:
         """always: even if the last line is recent. figures: more to say, behind the time that is left."""
 
+    def begin(self) -> None:
+        """The first of them begins now."""
+
     def clear(self) -> None:
         """Whoever prints a line of its own calls this first."""
 
 
+SILENT = SilentProgress()
 Stage = Callable[[int, str], SilentProgress]  # of a total and a noun: how far one piece of long work has come
 
 
 def silent(total: int, noun: str) -> SilentProgress:
-    return SilentProgress()
+    return SILENT
 
 
 class Progress(SilentProgress):
@@ -43,12 +48,28 @@ class Progress(SilentProgress):
         if not always and now - self.shown_at < (REDRAWN if self.terminal else TOLD):
             return
         self.shown_at = now
-        left = duration((now - self.started) / max(1, done - self.first) * (self.total - done))
+        left = f"{duration((now - self.started) / max(1, done - self.first) * (self.total - done))} left  "
+        self.draw(done, left + figures)
+
+    def begin(self) -> None:
+        """The first of them begins now; on a terminal a bar shows it."""
+        self.started = self.shown_at = time.monotonic()
+        if self.terminal:
+            self.draw(self.first, "")
+
+    def draw(self, done: int, figures: str) -> None:
         filled = round(WIDTH * done / max(1, self.total))
         bar = "█" * filled + "░" * (WIDTH - filled) + " " if self.terminal else ""
-        text = f"{bar}{self.noun} {done:,}/{self.total:,}  {left} left  {figures}".rstrip()
-        columns = shutil.get_terminal_size().columns - 1  # a line that wraps could not be written over
-        put(self.stream, f"\r\x1b[2K{text[:columns]}" if self.terminal else f"{text}\n")
+        text = f"{bar}{self.noun} {done:,}/{self.total:,}  {figures}".rstrip()
+        put(self.stream, f"\r\x1b[2K{text[: self.columns - 1]}" if self.terminal else f"{text}\n")
+
+    @property
+    def columns(self) -> int:
+        """Of this stream's terminal, which standard output need not lead to: a line that wraps cannot be undone."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or USUAL_COLUMNS
+        except (OSError, ValueError):
+            return USUAL_COLUMNS
 
     def clear(self) -> None:
         if self.terminal:

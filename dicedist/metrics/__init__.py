@@ -1,4 +1,11 @@
-"""Measures of an ensemble: pure functions of logits_MNK and labels_N that give floats ready for JSON."""
+"""Measures of an ensemble: pure functions of logits_MNK and labels_N that give floats ready for JSON.
+
+Examples:
+    >>> log_p_NK = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()
+    >>> labels_N = torch.tensor([0, 1])
+    >>> accuracy(log_p_NK, labels_N), round(brier(log_p_NK, labels_N), 3)
+    (1.0, 0.17)
+"""
 
 from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace
 from dicedist.metrics.diversity import diversity, pairwise
@@ -12,10 +19,16 @@ from dicedist.metrics.scoring import (
     ensemble_logits,
     nll,
 )
-from dicedist.metrics.summary import measure, validation_measures
+from dicedist.metrics.selective import risk_coverage
+from dicedist.metrics.statistics import Interval, bootstrap, over_seeds, paired_over_seeds
+from dicedist.metrics.summary import ALL, measure, validation_measures
+from dicedist.metrics.uncertainty import entropies, entropy
 
 __all__ = [
+    "ALL",
+    "Interval",
     "accuracy",
+    "bootstrap",
     "brier",
     "brier_per_class",
     "confidence",
@@ -23,12 +36,17 @@ __all__ = [
     "ece",
     "ensemble_log_probabilities",
     "ensemble_logits",
+    "entropies",
+    "entropy",
     "fit_temperature",
     "measure",
     "nll",
     "ood",
+    "over_seeds",
+    "paired_over_seeds",
     "pairwise",
     "reliability",
+    "risk_coverage",
     "split_half",
     "tace",
     "validation_measures",

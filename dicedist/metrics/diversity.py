@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicedist.metrics.calibration import mean_of_known
+
 PAIRWISE = ("ratio_error", "q_statistic", "agreement", "agreement_oracle")
 
 
@@ -20,7 +22,7 @@ def diversity(predictions_MN: Tensor, labels_N: Tensor) -> dict[str, float | Non
     pairs = pairwise(predictions_MN, labels_N)
     num_right_N = (predictions_MN == labels_N).sum(dim=0)
     num_wrong_N = M - num_right_N
-    return {name: _mean([pair[name] for pair in pairs]) for name in PAIRWISE} | {
+    return {name: mean_of_known(pair[name] for pair in pairs) for name in PAIRWISE} | {
         "kohavi_wolpert": (num_right_N * num_wrong_N).sum().item() / (N * M**2),
         "entropy": torch.minimum(num_right_N, num_wrong_N).sum().item() / (N * (M - math.ceil(M / 2))),
     }
@@ -55,8 +57,3 @@ def pairwise(predictions_MN: Tensor, labels_N: Tensor) -> list[dict[str, Any]]:
 
 def _ratio(numerator: int, denominator: int) -> float | None:
     return numerator / denominator if denominator else None
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None

@@ -1,6 +1,7 @@
 """The single list of measures: what each is called, which unit it is shown in, and which direction is better.
 
-Evaluation, tables, pages, records and docs read it, so a new measure needs only its function and an entry here.
+Evaluation, tables, pages, records and docs read it, so a new measure needs only its function, and an entry and a
+meaning here.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dicedist.metrics.calibration import ece, tace
-from dicedist.metrics.scoring import accuracy, brier, brier_per_class, nll
+from dicedist.metrics.calibration import adaptive_ece, classwise_ece, ece, mce, tace
+from dicedist.metrics.scoring import accuracy, brier, brier_per_class, hits, nll, squared_errors, surprisals
+from dicedist.metrics.selective import accuracy_at_coverage, augrc, aurc, e_aurc, errors_accepted
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 
@@ -24,7 +26,13 @@ class Measure:
     scale: float = 1.0  # factor from the value to the unit
     quick: bool = False  # also measured on validation images after an epoch
     summary: bool = False  # a column of the report's first table
-    function: Callable[[Tensor, Tensor], float] | None = None  # takes log_p_NK and labels_N
+    function: Callable[[Tensor, Tensor], float | None] | None = None  # takes log_p_NK and labels_N
+    per_input: Callable[[Tensor, Tensor], Tensor] | None = None  # whose mean the function is, if it is one
+
+    @property
+    def meaning(self) -> str:
+        """For a reader who does not know it."""
+        return MEANINGS.get(self.name, "")
 
     @property
     def heading(self) -> str:
@@ -34,16 +42,35 @@ class Measure:
     def arrow(self) -> str:
         return ARROWS[self.better]
 
+    def in_unit(self, value: float | None) -> float | None:
+        return None if value is None else self.scale * value
+
 
 ENSEMBLE = (
-    Measure("accuracy", "accuracy", "higher", 2, "%", 100, quick=True, summary=True, function=accuracy),
-    Measure("nll", "NLL", "lower", 3, "nats", quick=True, summary=True, function=nll),
+    Measure("accuracy", "accuracy", "higher", 2, "%", 100, quick=True, summary=True, function=accuracy, per_input=hits),
+    Measure("nll", "NLL", "lower", 3, "nats", quick=True, summary=True, function=nll, per_input=surprisals),
     Measure("ece", "ECE", "lower", 2, "%", 100, quick=True, summary=True, function=ece),
-    Measure("brier", "Brier", "lower", 3, summary=True, function=brier),
+    Measure("brier", "Brier", "lower", 3, summary=True, function=brier, per_input=squared_errors),
     Measure("brier_per_class", "Brier/K", "lower", 5, function=brier_per_class),
     Measure("tace", "TACE", "lower", 2, "10⁻³", 1000, summary=True, function=tace),
 )
+FURTHER = (  # measured like those above, in tables of their own
+    Measure("adaptive_ece", "adaptive ECE", "lower", 2, "%", 100, function=adaptive_ece),
+    Measure("classwise_ece", "classwise ECE", "lower", 3, "%", 100, function=classwise_ece),
+    Measure("mce", "MCE", "lower", 2, "%", 100, function=mce),
+    Measure("aurc", "AURC", "lower", 4, function=aurc),
+    Measure("e_aurc", "E-AURC", "lower", 4, function=e_aurc),
+    Measure("augrc", "AUGRC", "lower", 4, function=augrc),
+    Measure("accuracy_at_90", "accuracy at 90 % coverage", "higher", 2, "%", 100, function=accuracy_at_coverage),
+    Measure("errors_fpr95", "errors accepted with 95 % of the right", "lower", 2, "%", 100, function=errors_accepted),
+)
 TEMPERATURE = Measure("temperature", "T", None, 3)
+
+UNCERTAINTY = (  # means over inputs; the first is the sum of the other two
+    Measure("predictive_entropy", "predictive entropy", None, 3, "nats"),
+    Measure("expected_entropy", "expected entropy of a member", None, 3, "nats"),
+    Measure("mutual_information", "mutual information", None, 4, "nats"),
+)
 
 DIVERSITY = (
     Measure("ratio_error", "ratio-error", "higher", 3, summary=True),
@@ -54,6 +81,15 @@ DIVERSITY = (
     Measure("entropy", "entropy", "higher", 3),
 )
 
+SHIFT = (  # at each severity of a shift
+    *(measure for measure in (*ENSEMBLE, *FURTHER) if measure.name in ("accuracy", "nll", "ece", "brier", "aurc")),
+    Measure("nll_calibrated", "NLL + T of validation", "lower", 3, "nats"),
+    Measure("ece_calibrated", "ECE + T of validation", "lower", 2, "%", 100),
+    *(measure for measure in DIVERSITY if measure.name == "ratio_error"),
+    UNCERTAINTY[-1],
+)
+CORRUPTION_ERROR = Measure("mean_error", "mCE (mean error over corruptions and severities)", "lower", 2, "%", 100)
+
 REDUNDANCY = Measure("redundancy", "redundancy", "lower", 3, "nats")
 FRESH_REDUNDANCY = {  # as evaluation.json calls it, read by a fresh estimator in the same way for every run
     "conditional": Measure("conditional", "I(Zᵢ; Zⱼ | Y)", "lower", 3, "nats"),
@@ -61,7 +97,8 @@ FRESH_REDUNDANCY = {  # as evaluation.json calls it, read by a fresh estimator i
 }
 
 OOD = (
-    Measure("fpr95", "FPR at 95 % TPR", "lower", 2, "%", 100),
+    Measure("fpr95", "OOD accepted with 95 % of ID (FPR95, ID positive)", "lower", 2, "%", 100),
+    Measure("fpr95_ood_positive", "ID rejected with 95 % of OOD (FPR95, OOD positive)", "lower", 2, "%", 100),
     Measure("detection", "detection error", "lower", 2, "%", 100),
     Measure("auroc", "AUROC", "higher", 2, "%", 100, summary=True),
     Measure("aupr_in", "AUPR in", "higher", 2, "%", 100),
@@ -71,11 +108,62 @@ OOD = (
 OOD_SCORES = {  # name -> title
     "max_softmax": "max softmax",
     "max_softmax_tempered": "max softmax + T",
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "max_logit": "max logit",
+    "energy": "energy",
+    "knn": "KNN",
+    "mahalanobis": "Mahalanobis",
     "w_only": "1 − w",
     "dice_x_w": "DICE × w",
     "dice_x_w_tempered": "DICE × w + T",
 }
 
+MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
+    "accuracy": "share of images whose class is predicted",
+    "nll": "negative log-likelihood: minus the mean log-probability of the true class; guessing gives log K",
+    "ece": "expected calibration error: mean gap between confidence and accuracy, over 15 equal bins of confidence",
+    "brier": "squared distance between the probabilities and the true class, summed over classes",
+    "brier_per_class": "Brier divided by the number of classes, as the paper prints it",
+    "tace": "thresholded adaptive calibration error: the gap for every class's probability above 0.001, over bins of "
+    "equally many",
+    "adaptive_ece": "ECE over bins that hold equally many images",
+    "classwise_ece": "ECE of each class's own probability, mean over classes",
+    "mce": "maximum calibration error: the gap of the worst bin of ECE",
+    "aurc": "area under the risk-coverage curve: error rate among the n surest images, mean over n",
+    "e_aurc": "what of AURC is due to the order of confidences, and not to the number of errors",
+    "augrc": "AURC with errors counted among all images",
+    "accuracy_at_90": "accuracy on the nine tenths of the images that the ensemble is surest of",
+    "errors_fpr95": "share of the errors that are accepted when confidence accepts 95 % of the right answers",
+    "temperature": "the number that logits are divided by so that NLL is least on one half of the test set; above 1: "
+    "overconfident",
+    "predictive_entropy": "how unsure the ensemble is: the sum of the next two",
+    "expected_entropy": "how unsure its members are, on average",
+    "mutual_information": "how much they disagree about the probabilities",
+    "ratio_error": "images that one member of a pair gets wrong, per image that both get wrong",
+    "q_statistic": "1 if members are right on the same images, 0 if independently, below if on different ones",
+    "agreement": "share of images on which two members predict the same class",
+    "agreement_oracle": "share of images on which two members are both right or both wrong",
+    "kohavi_wolpert": "variance over members of being right, mean over images",
+    "entropy": "Kuncheva and Whitaker's E: 1 if half of the members are right on every image, 0 if all or none",
+    "nll_calibrated": "NLL with the temperature that was fitted on validation images",
+    "ece_calibrated": "ECE with the temperature that was fitted on validation images",
+    "mean_error": "share of shifted images whose class is not predicted, mean over kinds and severities",
+    "redundancy": "information that the features of two members share given the class, as the run's own discriminator "
+    "reads it",
+    "conditional": "the same, read by a discriminator that is trained anew in the same way for every run",
+    "unconditional": "all information that the features of two members share, the class included",
+    "fpr95": "share of OOD images accepted when 95 % of the test images are",
+    "fpr95_ood_positive": "share of test images rejected when 95 % of the OOD images are",
+    "detection": "mean of missed and wrongly accepted images at the best threshold",
+    "auroc": "probability that a test image scores higher than an OOD image; 50 % is guessing",
+    "aupr_in": "area under precision and recall, test images being positive",
+    "aupr_out": "area under precision and recall, OOD images being positive",
+}
+REDUNDANCIES = (REDUNDANCY, *FRESH_REDUNDANCY.values())
+LISTED = (*ENSEMBLE, *FURTHER, TEMPERATURE, *UNCERTAINTY, *DIVERSITY, *SHIFT, CORRUPTION_ERROR, *REDUNDANCIES, *OOD)
+ALL = tuple(dict.fromkeys(LISTED))  # a shift measures some of the others again
 
-def functions(measures: Iterable[Measure]) -> dict[str, Callable[[Tensor, Tensor], float]]:
+
+def functions(measures: Iterable[Measure]) -> dict[str, Callable[[Tensor, Tensor], float | None]]:
     return {measure.name: measure.function for measure in measures if measure.function is not None}

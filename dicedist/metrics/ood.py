@@ -6,6 +6,8 @@ Shapes: T distinct scores. Every measure depends only on the order and ties of t
 import torch
 from torch import Tensor
 
+RESAMPLES, AT_ONCE = 200, 25
+
 
 def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
     """One score per image, higher for in-distribution; images with equal scores fall on the same side."""
@@ -17,13 +19,38 @@ def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
     in_T = torch.bincount(place[: len(scores_in)], minlength=len(distinct_T)).flip(0).double()
     out_T = torch.bincount(place[len(scores_in) :], minlength=len(distinct_T)).flip(0).double()
     tpr_T, fpr_T = in_T.cumsum(0) / len(scores_in), out_T.cumsum(0) / len(scores_out)
+    rejected_in_T, rejected_out_T = in_T.flip(0).cumsum(0) / len(scores_in), out_T.flip(0).cumsum(0) / len(scores_out)
     return {
         "fpr95": fpr_T[tpr_T >= 0.95][0].item(),
+        "fpr95_ood_positive": rejected_in_T[rejected_out_T >= 0.95][0].item(),
         "detection": ((1 - tpr_T + fpr_T) / 2).min().item(),
         "auroc": _wins(in_T, out_T) / (len(scores_in) * len(scores_out)),
         "aupr_in": _average_precision(in_T, out_T),
         "aupr_out": _average_precision(out_T.flip(0), in_T.flip(0)),
     }
+
+
+def auroc_resamples(scores_in: Tensor, scores_out: Tensor, seed: int = 0) -> Tensor:
+    """The AUROC of RESAMPLES bootstrap draws of both sides; equal seeds and sizes draw the same images."""
+    scores = torch.cat([scores_in, scores_out]).double()
+    distinct_T, place = scores.unique(return_inverse=True)
+    draws = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(RESAMPLES // AT_ONCE):
+        sides = []
+        for place_N in place.split([len(scores_in), len(scores_out)]):
+            rows_BN = torch.randint(len(place_N), (AT_ONCE, len(place_N)), generator=draws).to(place_N.device)
+            counts_BT = torch.zeros(AT_ONCE, len(distinct_T), dtype=torch.float64, device=scores.device)
+            sides.append(counts_BT.scatter_add_(1, place_N[rows_BN], torch.ones_like(rows_BN, dtype=torch.float64)))
+        in_BT, out_BT = sides
+        below_BT = out_BT.cumsum(1) - out_BT / 2
+        found.append((in_BT * below_BT).sum(1) / (len(scores_in) * len(scores_out)))
+    return torch.cat(found)
+
+
+def percentiles(resamples_R: Tensor) -> list[float]:
+    """The interval that holds 95 % of the resamples."""
+    return torch.quantile(resamples_R, torch.tensor([0.025, 0.975], dtype=resamples_R.dtype)).tolist()
 
 
 def _wins(in_T: Tensor, out_T: Tensor) -> float:

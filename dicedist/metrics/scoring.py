@@ -30,18 +30,31 @@ def confidence(logits_NK: Tensor) -> Tensor:
     return logits_NK.double().softmax(dim=-1).amax(dim=-1)
 
 
+def hits(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
+    """1 where the most probable class is the label, else 0: one value per input, whose mean is the accuracy."""
+    return (log_p_NK.argmax(dim=-1) == labels_N).double()
+
+
+def surprisals(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
+    """-log p of the label, per input: the mean is the NLL."""
+    return -log_p_NK.gather(1, labels_N[:, None]).squeeze(1)
+
+
+def squared_errors(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
+    """Squared distance of the probabilities from the label, per input: between 0 and 2, the mean is the Brier score."""
+    return (log_p_NK.exp() - one_hot(labels_N, log_p_NK.shape[1])).square().sum(dim=1)
+
+
 def accuracy(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    return (log_p_NK.argmax(dim=-1) == labels_N).double().mean().item()
+    return hits(log_p_NK, labels_N).mean().item()
 
 
 def nll(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    return -log_p_NK.gather(1, labels_N[:, None]).mean().item()
+    return surprisals(log_p_NK, labels_N).mean().item()
 
 
 def brier(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Summed over classes, so between 0 and 2."""
-    difference_NK = log_p_NK.exp() - one_hot(labels_N, log_p_NK.shape[1])
-    return difference_NK.square().sum(dim=1).mean().item()
+    return squared_errors(log_p_NK, labels_N).mean().item()
 
 
 def brier_per_class(log_p_NK: Tensor, labels_N: Tensor) -> float:

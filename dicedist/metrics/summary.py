@@ -13,10 +13,11 @@ from torch import Tensor
 
 from dicedist.metrics.calibration import split_half
 from dicedist.metrics.diversity import diversity
-from dicedist.metrics.measures import ENSEMBLE, functions
+from dicedist.metrics.measures import ENSEMBLE, FURTHER, functions
 from dicedist.metrics.scoring import ensemble_log_probabilities, ensemble_logits
+from dicedist.metrics.uncertainty import entropies
 
-ALL = functions(ENSEMBLE)
+ALL = functions((*ENSEMBLE, *FURTHER))
 QUICK = functions(measure for measure in ENSEMBLE if measure.quick)
 MAX_SUBSETS = 20
 
@@ -34,11 +35,12 @@ def measure(
         "ensemble_tempered": split_half(averaged_NK, labels_N, ALL, seed, folds),
         "members": {"accuracy": _mean_of("accuracy", members), "per_member": members},
         "diversity": diversity(logits_MNK.argmax(dim=-1), labels_N),
+        "uncertainty": {name: values_N.mean().item() for name, values_N in entropies(logits_MNK).items()},
         "accuracy_by_size": _accuracy_by_size(logits_MNK, labels_N, average),
     }
 
 
-def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, float]:
+def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     """A flat dict for the tracker; a measure without a value is left out."""
     labels_N = _checked(logits_MNK, labels_N)
     log_p_NK = ensemble_log_probabilities(logits_MNK)
@@ -66,12 +68,12 @@ def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
     return labels_N.long()
 
 
-def _members(logits_MNK: Tensor, labels_N: Tensor) -> list[dict[str, float]]:
+def _members(logits_MNK: Tensor, labels_N: Tensor) -> list[dict[str, Any]]:
     log_p_NKs = (torch.log_softmax(logits_NK, dim=1, dtype=torch.float64) for logits_NK in logits_MNK)
     return [{name: fn(log_p_NK, labels_N) for name, fn in QUICK.items()} for log_p_NK in log_p_NKs]
 
 
-def _mean_of(name: str, rows: list[dict[str, float]]) -> float:
+def _mean_of(name: str, rows: list[dict[str, Any]]) -> float:
     return math.fsum(row[name] for row in rows) / len(rows)
 
 

@@ -9,7 +9,7 @@ from dicedist.reporting.markup import Section, cell, figure, folded, grid, legen
 from dicedist.reporting.records import Group, Pooled, pool
 from dicedist.reporting.svg import BOTTOM, CIRCLE, TOP, Axis, Panel, number
 
-MOST_ROWS = 20
+MOST_ROWS, MOST_LISTED = 20, 100
 ROW = 19
 LONGEST_NAME = 20
 Row = tuple[str, Pooled, Pooled]  # a class, the ensemble's accuracy, the mean accuracy of its members, in %
@@ -52,7 +52,9 @@ def one_data_set(groups: Sequence[Group]) -> str:
         figure(group.label, dumbbells(group, sorted(chosen[group.label], key=lambda row: order.index(row[0])), x), note)
         for group in groups
     ]
-    return grid(figures) + folded("All classes as a table", class_table(groups, rows, order))
+    listed = order[:MOST_LISTED]
+    title = "All classes" if len(listed) == len(order) else f"The {MOST_LISTED} hardest of {len(order):,} classes"
+    return grid(figures) + folded(f"{title} as a table", class_table(groups, rows, listed))
 
 
 def class_rows(group: Group) -> list[Row]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from dicedist.metrics import paired_over_seeds
 from dicedist.metrics.measures import Measure
 from dicedist.reporting import svg
 from dicedist.reporting.records import Group, Pooled
@@ -85,7 +86,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
-    """Marks the one that is better than every other by more than both their deviations over seeds, if there is one."""
+    """Marks the one that is `apart` from every other and better, if there is one."""
     known = [value for value in values if value is not None]
     if len(known) < 2 or measure.better is None:
         return [False] * len(values)
@@ -95,7 +96,12 @@ def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
 
 
 def apart(one: Pooled, other: Pooled) -> bool:
-    """A single run has no deviation, so that nothing can be said of it."""
+    """Beyond both deviations, and where seeds can be paired also beyond the t interval of their differences.
+
+    A single run has no deviation, so that nothing can be said of it.
+    """
     if one.deviation is None or other.deviation is None:
+        return False
+    if len(one.values) == len(other.values) > 1 and not paired_over_seeds(one.values, other.values).excludes_zero:
         return False
     return abs(one.mean - other.mean) > one.deviation + other.deviation

@@ -7,7 +7,19 @@ from pathlib import Path
 
 from dicedist import __version__
 from dicedist.console.lines import plural
-from dicedist.reporting import adversary, calibration, classes, dynamics, gallery, outside, summary, tradeoff
+from dicedist.reporting import (
+    adversary,
+    calibration,
+    classes,
+    comparison,
+    dynamics,
+    gallery,
+    outside,
+    selective,
+    shift,
+    summary,
+    tradeoff,
+)
 from dicedist.reporting.labels import shared
 from dicedist.reporting.markup import Section, cell, table
 from dicedist.reporting.records import Group, Recorded, pool, read_groups
@@ -28,15 +40,32 @@ def write_report(runs: Sequence[Run], output: Path) -> None:
 
 
 def page(groups: Sequence[Group]) -> str:
-    rooms = (summary, dynamics, tradeoff, calibration, adversary, outside, classes, gallery)
+    rooms = (
+        summary,
+        comparison,
+        dynamics,
+        tradeoff,
+        calibration,
+        selective,
+        adversary,
+        outside,
+        shift,
+        classes,
+        gallery,
+    )
     sections = [section for room in rooms if (section := room.section(groups)) is not None]
     sections.append(runs_section(groups))
-    contents = "".join(f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in sections)
     num_runs = sum(len(group.runs) for group in groups)
     counted = f"{plural(len(groups), 'ensemble')} from {plural(num_runs, 'run')}"
     one = groups[0]
     title = "Ensembles compared" if len(groups) > 1 else f"{one.label} on {one.settings['data.name']}"
     about = " · ".join([counted, *shared([group.settings for group in groups])])
+    return document(title, about, sections)
+
+
+def document(title: str, about: str, sections: Sequence[Section]) -> str:
+    """Any page: its sections below a table of contents."""
+    contents = "".join(f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in sections)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -47,6 +76,20 @@ def page(groups: Sequence[Group]) -> str:
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main>{"".join(map(shown, sections))}</main>'
         f"<footer>Written by dicedist {escape(__version__)} from the runs' own records.</footer></body></html>\n"
     )
+
+
+def write_comparison(output: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The paper's figures beside ours: a section for each of its tables, whose name is the first column."""
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head[1:])
+    sections = []
+    for name in dict.fromkeys(row[0] for row in rows):
+        lines = ["".join(f"<td>{escape(value)}</td>" for value in row[1:]) for row in rows if row[0] == name]
+        body = table(
+            f"Table {name}", f"<tr>{titles}</tr>", [("", [f"<tr>{line}</tr>" for line in lines])], len(head) - 1
+        )
+        sections.append(Section(name, name, "Measures in the paper's unit, mean and deviation over seeds.", body))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(output, document("The paper's tables", "its figures beside ours", sections))
 
 
 def pictures(text: str) -> dict[str, str]:
@@ -93,7 +136,7 @@ def run_row(run: Recorded, group: Group) -> str:
     accuracy = pool([run.evaluation["ensemble"]["accuracy"]]) if run.evaluation else None
     missing = "; ".join(run.missing) or "nothing"
     return (
-        f'<tr><th scope="row">{escape(run.run.directory.name)}</th><td class="text">{escape(group.label)}</td>'
+        f'<tr><th scope="row">{escape(run.run.name)}</th><td class="text">{escape(group.label)}</td>'
         f"<td>{run.config.seed}</td><td>{last['epoch']:g}</td><td>{last['step']}</td>{cell(accuracy, 2, 100)}"
         f'<td class="text wrap">{escape(missing)}</td></tr>'
     )

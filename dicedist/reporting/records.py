@@ -18,13 +18,15 @@ from dicedist.config import Config, Scope, flatten
 from dicedist.config.compose import scope_of
 from dicedist.reporting.labels import ORDER, Settings, labels
 from dicedist.reporting.svg import NUM_STYLES
-from dicedist.runs.run import Run
+from dicedist.runs.files import read_json, read_plain
+from dicedist.runs.run import LARGEST_RECORDS, Run
 
 SHOWN_OTHERWISE = ("method.", "structure", "ensemble.size", "redundancy.delta")  # see `settings`
 MEASURED = {
     "member_ids", "ensemble", "ensemble_tempered", "members", "diversity", "accuracy_by_size", "reliability",
     "per_class",
 }  # fmt: skip
+OWN = ("folder", "files", "shards", "vectors", "own")  # data that a name alone does not tell apart
 LONGEST_CURVE = 200
 COLOURS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 
@@ -75,15 +77,15 @@ class Recorded:
         return {
             **{key: value for key, value in compared.items() if scope_of(key) in (Scope.RESULT, Scope.LENGTH)},
             **({"redundancy.delta": config.redundancy.delta_for(size)} if compares else {}),
-            "data.name": f"folder {config.data.root}" if config.data.name == "folder" else config.data.name,
+            "data.name": f"{config.data.name} {config.data.root}" if config.data.name in OWN else config.data.name,
             "network.name": config.network.label,
             "method.name": config.method.name,
             "method.title": config.method.title or config.method.name,
             "method.meaning": config.method.meaning or f"terms {json.dumps(config.method.terms)}",
             "terms": json.dumps(config.method.terms),
-            "ensemble": f"{size}-{config.structure}",
+            "ensemble": f"{size}-{config.structure}" + (f" x {config.samples}" if config.samples > 1 else ""),
             "average": evaluation.get("average", config.evaluate.average),
-            "members": evaluation.get("member_ids", list(range(size))),
+            "members": evaluation.get("member_ids", list(range(config.num_predictors))),
         }
 
 
@@ -92,9 +94,11 @@ class Pooled:
     mean: float
     deviation: float | None  # sample deviation, with n - 1; None for a single run
     n: int
+    values: tuple[float, ...] = ()  # one per run, in the order of seeds; unknown of published figures
 
     def times(self, scale: float) -> "Pooled":
-        return Pooled(scale * self.mean, None if self.deviation is None else scale * self.deviation, self.n)
+        deviation = None if self.deviation is None else scale * self.deviation
+        return Pooled(scale * self.mean, deviation, self.n, tuple(scale * value for value in self.values))
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def read_run(run: Run) -> Recorded:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = read_plain(path, LARGEST_RECORDS).decode(errors="replace").splitlines() if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
         try:
@@ -194,10 +198,10 @@ def read_evaluation(run: Run) -> dict[str, Any]:
         return {}
     again = f"python -m dicedist.evaluate run={run} writes it anew"
     try:
-        evaluation = json.loads(path.read_text(errors="replace"))
-    except (ValueError, RecursionError) as error:
+        evaluation = read_json(path)
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {again}") from error
-    if not isinstance(evaluation, dict) or not MEASURED <= evaluation.keys():
+    if not MEASURED <= evaluation.keys():
         raise ValueError(f"{path} is not an evaluation of this version: {again}")
     return evaluation
 
@@ -205,14 +209,17 @@ def read_evaluation(run: Run) -> dict[str, Any]:
 def read_gallery(run: Run) -> dict[str, np.ndarray]:
     path = run.gallery_file
     try:
-        return load_file(path) if path.exists() else {}
+        return load_file(path) if path.is_file() else {}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it anew") from error
 
 
-def dig(values: Any, path: Iterable[str]) -> float | None:
+def dig(values: Any, path: Iterable[str | int]) -> float | None:
     """The number at the end of the path, or None where it breaks off."""
     for key in path:
+        if isinstance(values, list) and isinstance(key, int):
+            values = values[key]
+            continue
         if not isinstance(values, dict):
             return None
         values = values.get(key)
@@ -223,7 +230,8 @@ def pool(values: Iterable[float | None]) -> Pooled | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return None
-    return Pooled(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return Pooled(statistics.fmean(known), deviation, len(known), tuple(known))
 
 
 def thinned(points: list[Point]) -> list[Point]:

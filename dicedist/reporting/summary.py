@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FRESH_REDUNDANCY, OOD, Measure
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FRESH_REDUNDANCY, OOD, OOD_SCORES, Measure
 from dicedist.reporting import paper, svg
 from dicedist.reporting.markup import Section, best_of, cell, estimate, remark, table, unevaluated
 from dicedist.reporting.outside import common_sets, mean_auroc
@@ -44,14 +44,14 @@ def section(groups: Sequence[Group]) -> Section | None:
         "summary",
         "Summary",
         "Runs that differ only in their seed are one row. Arrows say which way is better. Bold is better than every "
-        "other row by more than both deviations over seeds; where that is not so, nothing is bold. Before and after: "
-        "temperature scaling, fitted on one half of the test set and measured on the other.",
+        "other row by more than both deviations over seeds and beyond the paired t interval; else nothing is bold. "
+        "Before and after: temperature scaling, fitted on one half of the test set and measured on the other.",
         (tiles(blocks[0], shown) if len(blocks) == 1 else "")
         + table(caption, head(shown), rows, 2 + len(shown))
         + remark("" if any(column.over == FRESH for column in shown) else NOT_FRESH)
         + remark(f"OOD AUROC is after temperature, the mean over {', '.join(sets)}." if sets else "")
         + unevaluated(groups)
-        + glossary(groups),
+        + glossary(groups, shown),
     )
 
 
@@ -86,8 +86,10 @@ def columns(groups: Sequence[Group]) -> list[Column]:
             Column(FRESH, measure.heading + measure.arrow, fresh_redundancy(kind), measure)
             for kind, measure in FRESH_REDUNDANCY.items()
         ),
-        Column(detected, "max softmax", mean_over(sets, "max_softmax_tempered"), auroc, f"best OOD {auroc.heading}"),
-        Column(detected, "DICE × w", mean_over(sets, "dice_x_w_tempered"), auroc),
+        *(
+            Column(detected, OOD_SCORES[score], mean_over(sets, score), auroc, praise)
+            for score, praise in (("max_softmax_tempered", f"best OOD {auroc.heading}"), ("dice_x_w_tempered", ""))
+        ),
     ]
     return [column for column in known if any(column.read(group) is not None for group in groups)]
 
@@ -144,7 +146,7 @@ def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
         for group, value, is_first in zip(groups, values, first, strict=True):
             if column.praise and is_first and value is not None:
                 figure = estimate(value, column.measure.decimals, column.measure.scale)
-                said = column.praise if len(groups) > 1 else f"{column.over.rstrip(' ↑↓')}, {column.title}"
+                said = column.praise if len(groups) > 1 else alone(column)
                 parts.append(
                     f'<div class="tile"><span>{escape(said)}</span><strong>{figure}</strong>'
                     f"<em>{svg.legend_key(group.style)}{escape(group.label)}</em></div>"
@@ -152,7 +154,15 @@ def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
     return f'<div class="tiles">{"".join(parts)}</div>' if parts else ""
 
 
-def glossary(groups: Sequence[Group]) -> str:
+def alone(column: Column) -> str:
+    """The text of a tile where there is nobody to be better than."""
+    when = " temperature" if column.title in ("before", "after") else ""
+    return f"{column.over.rstrip(' ↑↓')}, {column.title.rstrip(' ↑↓')}{when}"
+
+
+def glossary(groups: Sequence[Group], shown: Sequence[Column]) -> str:
+    """What the methods and the columns are."""
     meanings = {group.settings["method.title"]: group.settings["method.meaning"] for group in groups}
+    meanings |= {column.measure.title: column.measure.meaning for column in shown if column.measure.meaning}
     entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings.items())
     return f"<dl>{entries}</dl>"

@@ -1,5 +1,6 @@
 """Exported files give the answers of the networks at any batch size; a file that does not is never left behind."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,11 +10,14 @@ import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
-from dicedist import export
+from dicedist import Ensemble, export
+from dicedist.config import extras
 from dicedist.data import sources
 from dicedist.evaluation import formats
-from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.evaluation.calibration import Calibration
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
 from tests.support.tiny import train
 
@@ -54,6 +58,37 @@ def assert_same(found, expected):
         np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)
 
 
+class Flat(nn.Module):
+    """A network of one's own, of a millisecond."""
+
+    def __init__(self, seed):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.dense = nn.Linear(3 * 8 * 8, 4)
+
+    def forward(self, images):
+        return self.dense(images.flatten(1))
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+@pytest.mark.parametrize(("kind", "quantiles"), [("lac", [0.72]), ("aps", [0.5, 0.6, 0.7, 0.8])])
+def test_decisions_of_a_calibrated_ensemble_are_in_the_graph(tmp_path, format, kind, quantiles):
+    plain = Ensemble.from_members([Flat(seed) for seed in range(3)], 4, 8, average="logits")
+    chosen = Calibration("validation", 100, 1.7, 0.1, kind, len(quantiles) > 1, quantiles, 0.05, None, 0.28, 0.28)
+    about = dataclasses.replace(plain.about, temperature=1.7, calibration=dataclasses.asdict(chosen))
+    ensemble = Ensemble(about, plain.trunk, [*plain.encoders], [*plain.classifiers])
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (8, 8, 8, 3), dtype=torch.uint8, generator=draws)
+    answered = ensemble(images)
+    assert {"label_set", "abstain", "reason", "ood_threshold"} <= answered.keys() - plain(images).keys()
+    assert 0 < answered["abstain"].sum() < 8 and answered["label_set"].any()
+    formats.export(ensemble, tmp_path / f"model.{format}", format, images)  # compares every output
+    if format == "pt2":
+        found = Ensemble.load(tmp_path / "model.pt2").predict(images)
+        assert found.reason.equal(answered["reason"]) and found.label_set.equal(answered["label_set"])
+
+
 def test_pt2_needs_torch_alone(run, images, tmp_path, capsys):
     export.run([f"run={run}", f"output={tmp_path / 'model.pt2'}"])
     assert "test images of shapes" in capsys.readouterr().out
@@ -77,6 +112,7 @@ def test_onnx_of_float_images(run, images, tmp_path):
         assert_same(found, {name: value[:count] for name, value in expected.items()})
     about = json.loads(session.get_modelmeta().custom_metadata_map["about"])
     assert about["images"] == "float" and about["members"] == [0, 1, 2]
+    assert "short side is scaled to `size` by bilinear interpolation, and the middle" in about["preparation"]
     assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
 
 
@@ -136,7 +172,7 @@ def test_refusals(run, arguments, line):
 
 
 def test_onnx_without_its_packages(run, monkeypatch):
-    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(ValueError, match=r"format=onnx needs onnxscript: pip install 'dicedist\[onnx\]'"):
         export.run([f"run={run}", "format=onnx"])
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dicedist import predict
+from dicedist import evaluate, predict
 from dicedist.config import compose_config
 from dicedist.data import sources
 from dicedist.data.sets.folder import decode_file
 from dicedist.evaluation import prediction
-from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
 from tests.support.tiny import train
 
@@ -25,7 +25,8 @@ from tests.support.tiny import train
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    train(folder, "data.split=full", "max_steps=2", "tracking=none")
+    train(folder, "max_steps=2", "tracking=none")
+    evaluate.run([f"run={folder / 'tiny'}", "ood.sets={}"])  # which calibrates it
     return folder / "tiny"
 
 
@@ -55,11 +56,27 @@ def expected(ensemble, path):
     with torch.inference_mode():
         outputs = ensemble(pixels[None])
     label = ensemble.about.class_names[outputs.pop("label")]
-    shares = dict(zip(ensemble.about.class_names, outputs["probabilities"][0].tolist(), strict=True))
+    p_K, p_MK = outputs["probabilities"][0], outputs["member_logits"][0].softmax(1)
+    shares = dict(zip(ensemble.about.class_names, p_K.tolist(), strict=True))
+    within_M = -(p_MK * p_MK.log()).sum(1)
+    mean_K = p_MK.mean(0)
+    figures = {
+        **{name: outputs[name].item() for name in prediction.COLUMNS},
+        "entropy": -(p_K * p_K.log()).sum().item(),
+        "mutual_information": (-(mean_K * mean_K.log()).sum() - within_M.mean()).item(),
+    }
+    decided = {}
+    if ensemble.about.calibration is not None:
+        decided["abstains"] = (None, "unsure", "unlike the training images")[outputs["reason"].item()]
+        decided["ood_threshold"] = pytest.approx(ensemble.about.calibration["ood_threshold"])
+        inside = [k for k in p_K.argsort(descending=True).tolist() if outputs["label_set"][0, k]]
+        decided["set"] = [ensemble.about.class_names[k] for k in inside]
     return {
         "label": label,
+        "members": [ensemble.about.class_names[k] for k in outputs["member_logits"][0].argmax(1).tolist()],
+        **decided,
         "probabilities": pytest.approx(shares, abs=1e-5),
-        **{name: pytest.approx(outputs[name].item(), abs=1e-5) for name in prediction.COLUMNS},
+        **{name: pytest.approx(value, abs=1e-5) for name, value in figures.items()},
     }
 
 
@@ -102,10 +119,13 @@ def test_a_corrupt_image_is_a_line(run, photos, tmp_path, capsys):
 
     predict.run([f"run={run}", str(tmp_path)])
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["path", "label", "confidence", "disagreement", "ood", "score"]
+    assert header.split()[:6] == ["path", "label", "confidence", "disagreement", "ood", "score"]
+    assert header.endswith("abstains, or the set of labels")
     assert len(lines) == 4 and [" error: " in line for line in lines] == [True, True, False, True]
     figures = [rows[2][name] for name in prediction.COLUMNS]
-    assert lines[2].split() == [rows[2]["path"], rows[2]["label"], *(f"{figure:.3f}" for figure in figures)]
+    assert lines[2].split()[:5] == [rows[2]["path"], rows[2]["label"], *(f"{figure:.3f}" for figure in figures)]
+    advice = f"abstains: {rows[2]['abstains']}" if rows[2]["abstains"] else f"{len(rows[2]['set'])} labels"
+    assert lines[2].endswith(advice) or lines[2].endswith(", ".join(rows[2]["set"]))
     assert header.index("confidence") + len("confidence") == lines[2].index(f"{figures[0]:.3f}") + 5
 
 

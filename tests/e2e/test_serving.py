@@ -18,7 +18,7 @@ from torchvision.datasets import CIFAR10
 
 from dicedist import train
 from dicedist.data.sets import shapes
-from dicedist.evaluation.ensemble import load_ensemble
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
 from tests.support.servers import free_port, mirror_of
 from tests.support.tiny import TINY

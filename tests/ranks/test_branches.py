@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.processes import run_ranks
-from tests.support.steps import CASES, STRONG, batch_at, build_step, configured, weights_of
+from tests.support.steps import CASES, STRONG, batch_at, build_step, configured, side_for, weights_of
 
 SIZE, BATCH = 3, 7
 
@@ -35,7 +35,7 @@ def train_on_rank(rank, world_size, cases, num_steps=2):
         step = build_step(config_of(*case), rank, world_size)
         for n in range(num_steps):
             sent.clear()
-            values = step(batch_at(n, BATCH)).values
+            values = step(batch_at(n, BATCH, side=side_for(case[0]))).values
         assert len(sent) <= 2  # one gather, one scatter
         weights = weights_of(step)
         stated = step.exchange.bytes_per_step(BATCH)
@@ -52,7 +52,7 @@ def alone():
     return results
 
 
-WITH_W = [(method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice")]
+WITH_W = [(method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice", "dibs")]
 BRANCHES = [case for case in CASES if case[1] == "branch"]
 
 

@@ -1,7 +1,5 @@
 """A member trained by several ranks, each on its share of the batch, equals one trained by a single rank."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from dicedist.algorithm.batch import share
 from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronise
 from dicedist.trainer import refuse_empty_shares
 from tests.support.processes import run_ranks
-from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
+from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, weights_of
 
 SIZE, BATCH = 2, 9  # not a multiple of the replicas
 CASES = {  # number of ranks -> cases, with two replicas
@@ -24,15 +22,6 @@ def config_of(method, structure, replicas, *options):
     replicated = (f"ensemble.replicas={replicas}", "ensemble.sync_batch_norm=true", *options)
     size = 3 if method == "okddip" else SIZE
     return configured(size, *STRONG, f"method={method}", f"structure={structure}", *replicated)
-
-
-def share_of(batch, step):
-    """What a replica's loader gives it."""
-    placement, rank = step.exchange.placement, step.exchange.rank
-    if not placement.members_on(rank):
-        return replace(batch, images=[])
-    rows = share(batch.size, placement.replicas, placement.replica_on(rank))
-    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], images=[view[rows] for view in batch.images])
 
 
 def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
@@ -102,6 +91,14 @@ def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
     for one, other in zip(synced.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(synced.eval()(inputs), plain.eval()(inputs))
+
+
+def test_a_large_mean_does_not_drown_the_variance():
+    synced = nn.Sequential(nn.BatchNorm1d(1))
+    synchronise(synced, lambda values: values)
+    inputs = 1e4 + torch.tensor([[-0.5], [0.5], [-0.5], [0.5]])
+    torch.testing.assert_close(synced(inputs), torch.tensor([[-1.0], [1.0], [-1.0], [1.0]]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(synced[0].running_var, torch.tensor([0.9 + 0.1 / 3]))
 
 
 def test_a_batch_norm_that_cannot_be_synchronised_is_named():

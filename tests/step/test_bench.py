@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from dicedist.benchmarks import discriminator
 from dicedist.benchmarks.timing import compare
+from dicedist.config import compose_config
 
 SMALL = ("network=resnet8", "data=shapes", "batch_size=8")
 
@@ -43,6 +45,13 @@ def test_what_is_compared_runs_in_processes_of_its_own(tmp_path, name, reference
     assert [row[""] for row in rows] == names
     assert all(row["seconds"] > 0 and row[f"times {reference}"] > 0 for row in rows)
     assert {row[f"times {reference}"] for row in rows if row[""] == reference} == {1}
+
+
+def test_the_memory_is_read_in_place_and_copied(monkeypatch):
+    monkeypatch.setattr(discriminator, "LARGE", (3, 20, 8))
+    rows = discriminator.memory(compose_config(SMALL))
+    assert [(row[""], row["classes"]) for row in rows] == [("in place", 20), ("copied", 20)]
+    assert all(row["seconds"] > 0 for row in rows)
 
 
 def test_a_side_that_fails_ends_the_comparison(capfd):

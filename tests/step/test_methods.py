@@ -7,6 +7,7 @@ import torch
 import yaml
 
 from dicedist.algorithm import build
+from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import Schedules
@@ -41,7 +42,8 @@ def test_every_method_is_listed_with_its_structures():
 def assert_equals_reference(config, size=11):
     """At a step where the discriminator w is trained, its memory is filled, and every weight has moved."""
     step = build_step(config)
-    step(batch_at(3, size=8))
+    width = config.network.inputs
+    step(batch_at(3, 8, width))
     hosted, num_members = step.hosted, config.ensemble.size
     reference = Ensemble(
         [copy.deepcopy(hosted.member(i)) for i in range(num_members)],
@@ -53,7 +55,7 @@ def assert_equals_reference(config, size=11):
     seen = {}
     for part in hosted.learners:
         part.optimizer.register_step_pre_hook(lambda *_, p=part: seen.update({p.name: gradients_of(p.module)}))
-    batch = batch_at(5, size)
+    batch = batch_at(5, size, width)
     values = step(batch).values
     where = (batch.epoch, batch.step_in_epoch)
     expected, gradients = reference.gradients(
@@ -84,6 +86,13 @@ def test_loss_and_gradients_equal_the_reference(method, structure):
 
 
 @pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(("method", "structure"), CASES)
+def test_loss_and_gradients_of_vectors_equal_the_reference(method, structure):
+    small = ("data=digits", "network=mlp", "network.inputs=5", "network.width=16", "redundancy.num_samples=1")
+    assert_equals_reference(configured(3, *STRONG, *small, f"method={method}", f"structure={structure}"))
+
+
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,11 +101,19 @@ def test_loss_and_gradients_equal_the_reference(method, structure):
         ("method=dice", "redundancy.scale=one"),
         ("method=dice", "redundancy.scale=none", "redundancy.terms=both", "ensemble.size=2"),
         ("method=ce_cr", "redundancy.scale=none"),
+        ("method=ce_cr", "redundancy.scale=0.3", "redundancy.terms=both"),
+        ("method=dice", "redundancy.floor=0.8", "redundancy.terms=both"),
         ("method=cebr", "redundancy.terms=rhs", "ensemble.size=2"),
         ("method=okddip_dice", "ensemble.size=4", "method.terms.okddip.temperature=2"),
         ("method=one", "structure=branch", "network=wrn28_2", "ensemble.size=2"),
         ("method=okddip", "network.per_member=[resnet8,resnet8,wrn28_2]"),
         ("method=adp", "network.per_member=[resnet8,resnet20]", "ensemble.size=2"),
+        ("method=okddip_e", "ensemble.size=2"),
+        ("method=kdcl", "method.terms.kdcl.teacher=naive"),
+        ("method=kdcl", "method.terms.kdcl.teacher=general", "method.terms.kdcl.ramp_up=false"),
+        ("method=gpmr", "ensemble.size=2"),
+        ("method=gal", "network=wrn28_2", "ensemble.size=2"),
+        ("method=dibs", "method.terms.dibs.kl=explicit", "ensemble.size=2"),
     ],
     ids=lambda options: " ".join(options),
 )
@@ -117,6 +134,7 @@ def test_student_and_who_is_compared():
     assert okddip_dice.student(4) == 3 and list(okddip_dice.compared(4)) == [0, 1, 2]
 
 
+PIXELS = ("pixel_gradient",)
 LOGITS, GATED, ATTENDED, FEATURES = ("logits",), ("logits", "gate"), ("logits", "query", "key"), ("mean", "scale")
 
 
@@ -134,6 +152,10 @@ LOGITS, GATED, ATTENDED, FEATURES = ("logits",), ("logits", "gate"), ("logits", 
                        (2, 1): LOGITS}),
         ("okddip_dice", 4, {(0, 1): ATTENDED, (0, 2): LOGITS, (1, 0): ATTENDED, (1, 2): LOGITS, (2, 0): LOGITS,
                             (2, 1): LOGITS, (3, 0): FEATURES, (3, 1): FEATURES}),
+        ("okddip_e", 3, {(rank, peer): ATTENDED for rank in range(3) for peer in range(3) if rank != peer}),
+        ("kdcl", 2, {(0, 2): LOGITS, (1, 0): LOGITS, (1, 1): LOGITS}),
+        ("gal", 2, {(0, 2): PIXELS, (1, 0): PIXELS, (1, 1): PIXELS}),
+        ("dibs", 4, {(3, 0): FEATURES, (3, 1): FEATURES, (3, 2): FEATURES}),
         ("okddip_dice", 3, {(0, 1): ATTENDED, (0, 2): LOGITS, (1, 0): ATTENDED, (1, 2): LOGITS,
                             (2, 0): (*FEATURES, "logits"), (2, 1): (*FEATURES, "logits")}),
     ],
@@ -142,7 +164,7 @@ def test_a_rank_receives_only_what_it_needs(method, ranks, expected):
     built = Method(method_named(method))
     placement = place(ranks, 3, built.adversarial is not None)
     settings = configured(3, f"method={method}").redundancy
-    found = routes(placement, built.traffic([64] * 3, 10, settings))
+    found = routes(placement, built.traffic([Sizes(64, 3072, 10)] * 3, 10, settings))
     assert {(rank, member): names for (rank, member, replica), names in found.items()} == expected
 
 
@@ -155,12 +177,18 @@ def test_a_rank_receives_only_what_it_needs(method, ranks, expected):
         (("method=okddip", "network.per_member=[resnet8,wrn28_2,resnet8]"), 3, 1, r"features D .*\[64, 128\]"),
         (("method=one", "network.per_member=[resnet8,wrn28_2]"), 2, 1, r"trunks of one width, not \[32, 64\]"),
         (("method=one", "network.name=torchvision/resnet18"), 2, 1, "torchvision/resnet18 has no split point"),
-        (("structure=branch", "method=ind", "network.name=torchvision/resnet18"), 2, 1, "write structure=net"),
+        (("structure=branch", "method=ind", "network.name=torchvision/resnet18"), 2, 1, "or structure=net"),
         (("structure=branch", "method=ind", "network.per_member=[resnet8,wrn28_2]"), 2, 1, "cannot share a trunk"),
         (("network.per_member=[resnet8,resnet20,resnet8]",), 2, 1, "names 3 networks for 2 members"),
         (("structure=branch", "method=ind", "precision=fp16"), 2, 2, "write precision=bf16, or use one process"),
         (("method=okddip", "precision=fp16"), 3, 2, "write precision=bf16, or use one process"),
-        (("structure=branch", "method=ind", "data.per_member=true"), 2, 2, "data.per_member=true"),
+        (("structure=branch", "method=pcl", "optimizer.ema=null"), 2, 2, "write optimizer.ema=0.999"),
+        (("structure=branch", "method=pcl", "optimizer.accumulate=2"), 2, 1, "write optimizer.accumulate=1"),
+        (("method=gal", "compile=true"), 2, 1, "second derivatives, which are lost here: write compile=false"),
+        (("method=gpmr", "ensemble.replicas=2"), 2, 2, "write ensemble.replicas=1"),
+        (("method=gal", "precision=fp16"), 2, 1, "write precision=bf16"),
+        (("method=kdcl", "method.terms.kdcl.teacher=general", "data.split=full"), 2, 1, "write data.split=holdout"),
+        (("method=kdcl", "method.terms.kdcl.teacher=general", "evaluate.every_epochs=2"), 2, 1, "every_epochs=1"),
     ],
 )  # fmt: skip
 def test_misfits_are_one_line(options, size, ranks, line):
@@ -177,6 +205,7 @@ def test_misfits_are_one_line(options, size, ranks, line):
         (("method=dml", "structure=branch"), "method=dml has no structure=branch: write structure=net"),
         (("method=cl_ilr",), "method=cl_ilr has no structure=net: write structure=branch"),
         (("method=oddkip",), "did you mean okddip"),
+        (("method=kdcl", "structure=branch"), "method=kdcl has no structure=branch: write structure=net"),
     ],
 )
 def test_a_method_without_that_structure(options, line):

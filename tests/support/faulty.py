@@ -1,6 +1,7 @@
 """`dicedist.train` with an injected fault: python -m tests.support.faulty FAULT RANK STEP key=value ...
 
-raise: an exception; hang: a step without end; nan: a NaN in a member's weights; skip: another batch than other ranks.
+raise: an exception; hang: a step without end; nan: a NaN in a member's weights; skip: another batch than other ranks;
+slow: a validation of many small pieces; impatient: a finished training waits for MLflow only for some seconds.
 The fault occurs only in the first attempt.
 """
 
@@ -17,7 +18,7 @@ from dicedist.train import run
 
 
 def slow_reading():
-    """Every few images of validation take half a second longer: more than ten seconds in all."""
+    """Every few images of validation take a second longer: more than twenty seconds in all."""
     from dicedist.evaluation import readings
 
     original = readings.evaluation_batches
@@ -25,15 +26,21 @@ def slow_reading():
     def batches(split, source, batch_size, device):
         slow = len(split) < 300  # the validation images
         for batch in original(split, source, 8 if slow else batch_size, device):
-            time.sleep(0.5 if slow else 0)
+            time.sleep(1.2 if slow else 0)
             yield batch
 
     readings.evaluation_batches = batches
 
 
+def impatient():
+    from dicedist.tracking import tracker
+
+    tracker.MIRROR_LIMIT = 30.0
+
+
 def faulty(fault, rank, step):
-    if fault == "slow":
-        return slow_reading()
+    if fault in ("slow", "impatient"):
+        return slow_reading() if fault == "slow" else impatient()
     original = Step.__call__
 
     def call(self, batch):

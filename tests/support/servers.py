@@ -1,6 +1,13 @@
-"""Servers on loopback, and mirrors of runs."""
+"""Servers on loopback, one that answers badly, and mirrors of runs."""
 
+import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
+import time
 
 from dicedist.runs.run import Run
 from dicedist.tracking.mlflow.mirror import Mirror
@@ -17,3 +24,102 @@ def mirror_of(directory):
     """A mirror of the run to the store that its config names."""
     config = Run(directory).config()
     return Mirror(Run(directory), config, chosen_store(config.tracking.uri))
+
+
+class Server:
+    """A real `mlflow server` on loopback, which can be killed and started again with its stored data."""
+
+    def __init__(self, directory):
+        self.directory, self.port = directory, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+             "--workers", "1", "--backend-store-uri", f"sqlite:///{self.directory}/server.db",
+             "--artifacts-destination", str(self.directory / "artifacts")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError("mlflow server did not come up")
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Between:
+    """Stands between clients and a server, and answers as it is told: well, slow, broken, half or gone.
+
+    slow: a byte every five seconds, so that a client's own limit on silence never strikes. broken: 500. half: the
+    server receives the request, and the connection breaks within its answer. gone: nobody listens.
+    """
+
+    def __init__(self, server_port):
+        self.server_port, self.port, self.manner, self.refused = server_port, free_port(), "well", 0
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.listener = None
+        self.behave("well")
+
+    def behave(self, manner):
+        self.manner = manner
+        if manner == "gone" and self.listener:
+            self.listener.close()
+            self.listener = None
+        if manner != "gone" and self.listener is None:
+            self.listener = socket.create_server(("127.0.0.1", self.port))
+            threading.Thread(target=self.listen, args=(self.listener,), daemon=True).start()
+
+    def listen(self, listener):
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=self.serve, args=(listener.accept()[0],), daemon=True).start()
+
+    def serve(self, client):
+        with contextlib.suppress(OSError), client:
+            request = read_message(client)
+            manner = self.manner
+            if manner != "well":
+                self.refused += 1
+            if manner == "broken":
+                client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                return
+            with socket.create_connection(("127.0.0.1", self.server_port)) as server:
+                server.sendall(request)
+                answer = read_message(server)
+            if manner == "half":
+                client.sendall(answer[: len(answer) // 2])
+            elif manner == "slow":
+                for byte in answer:
+                    if self.manner != "slow":
+                        return
+                    client.sendall(bytes([byte]))
+                    time.sleep(5)
+            else:
+                client.sendall(answer)
+
+
+def read_message(connection):
+    """A request or an answer of HTTP; the connection serves no other, which both sides are told."""
+    content = b""
+    while b"\r\n\r\n" not in content:
+        content += received(connection)
+    head, _, body = content.partition(b"\r\n\r\n")
+    fields = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"connection:", b"keep-alive:"))]
+    lengths = [int(line.split(b":")[1]) for line in fields if line.lower().startswith(b"content-length:")]
+    chunked = any(line.lower().startswith(b"transfer-encoding:") for line in fields)
+    while not body.endswith(b"0\r\n\r\n") if chunked else len(body) < sum(lengths):
+        body += received(connection)
+    return b"\r\n".join([*fields, b"Connection: close", b"", b""]) + body
+
+
+def received(connection):
+    content = connection.recv(2**16)
+    if not content:
+        raise ConnectionResetError
+    return content

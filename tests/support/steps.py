@@ -1,8 +1,10 @@
 """Small steps: a config, a batch of random images, and the step of a rank."""
 
+from dataclasses import replace
+
 import torch
 
-from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.batch import Batch, share
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
 from dicedist.cluster.assembly import assemble
@@ -19,26 +21,51 @@ BOTH = ("net", "branch")
 STRUCTURES = {
     "ind": BOTH, "ib": BOTH, "ceb": BOTH, "ibr": BOTH, "cebr": BOTH, "dice": BOTH, "ce_cr": BOTH, "adp": BOTH,
     "dml": ("net",), "cl_ilr": ("branch",), "one": BOTH, "okddip": BOTH, "okddip_ceb": BOTH, "okddip_dice": BOTH,
+    "okddip_e": BOTH, "kdcl": ("net",), "gal": ("net",), "gpmr": ("net",), "dibs": BOTH, "pcl": ("branch",),
 }  # fmt: skip
-CASES = [(method, structure) for method, structures in STRUCTURES.items() for structure in structures]
+TRAJECTORIES = ("sse", "fge", "swag", "csgld", "vi", "kfac_laplace")
+STRUCTURES |= dict.fromkeys(TRAJECTORIES, ("net",))
+CASES = [
+    (method, structure)
+    for method, structures in STRUCTURES.items()
+    for structure in structures
+    if method not in TRAJECTORIES
+]
 
 
 def configured(size, *overrides):
     return compose_config(["data=shapes", "network=resnet8", "epochs=2", f"ensemble.size={size}", *overrides])
 
 
-def batch_at(step, size=B):
+def side_for(method):
+    """Of images: small, unless ranks send what is as large as the config says."""
+    return 32 if method in ("gal", "gpmr") else 16
+
+
+def batch_at(step, size=B, width=None, side=16):
+    """Images, or vectors of that width."""
     draws = generator(CPU, 0, "test batch", step)
-    images = torch.randn(size, 3, 16, 16, generator=draws).to(memory_format=torch.channels_last)
+    shape = (3, side, side) if width is None else (width,)
+    images = torch.randn(size, *shape, generator=draws)
+    images = images.to(memory_format=torch.channels_last) if width is None else images
     labels = torch.randint(K, (size,), generator=draws)
     epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
     return Batch(epoch, step_in_epoch, size, slice(None), torch.arange(size), labels, 1000 + step, [images])
 
 
-def build_step(config, rank=0, world_size=1, num_classes=K):
+def share_of(batch, step):
+    """What the loader of the step's rank gives it: a replica's rows, or no images on a rank without members."""
+    placement, rank = step.exchange.placement, step.exchange.rank
+    if not placement.members_on(rank):
+        return replace(batch, images=[])
+    rows = share(batch.size, placement.replicas, placement.replica_on(rank))
+    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], images=[view[rows] for view in batch.images])
+
+
+def build_step(config, rank=0, world_size=1, num_classes=K, device=CPU):
     needs_w = Method(config.method).adversarial is not None
     placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
-    return assemble(config, placement, World(rank, world_size, CPU), num_classes, STEPS_PER_EPOCH)[0]
+    return assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]
 
 
 def gradients_of(module):

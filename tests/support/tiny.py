@@ -23,9 +23,10 @@ TINY = [
     "tracking=none",
 ]  # fmt: skip
 STEPS = 12
+CPU = torch.device("cpu")
 
 
-def build(run_dir, *overrides, rank=0, world_size=1):
+def build(run_dir, *overrides, rank=0, world_size=1, device=CPU):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
     needs_w = method.adversarial is not None
@@ -33,7 +34,7 @@ def build(run_dir, *overrides, rank=0, world_size=1):
     source = sources.load(config.data, labels_only=not placement.members_on(rank))
     (run_dir / "tiny").mkdir(parents=True, exist_ok=True)
     transfer = FileTransfer(process.group.store.clone()) if process.group else None
-    return Trainer(config, method, placement, source, World(rank, world_size, torch.device("cpu"), transfer))
+    return Trainer(config, method, placement, source, World(rank, world_size, device, transfer))
 
 
 def train(run_dir, *overrides, after_step=None, rank=0, world_size=1):

@@ -14,9 +14,9 @@ from dicedist.config.completion import SCRIPTS, candidates
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["ev"], ["evaluate"]),
+        (["eva"], ["evaluate"]),
         (["train", "redundancy.del"], ["redundancy.delta=", "redundancy.delta_by_size="]),
-        (["train", "method=d"], ["method=dice", "method=dml"]),
+        (["train", "method=d"], ["method=dibs", "method=dice", "method=dml"]),
         (["train", "seed=1", "structure="], ["structure=net", "structure=branch"]),
         (["train", "compile="], ["compile=false", "compile=true", "compile=graphs"]),
         (["train", "tracking.model="], ["tracking.model=uint8", "tracking.model=float", "tracking.model=null"]),
@@ -34,7 +34,7 @@ def test_bash_asks_for_them(tmp_path):
     script.write_text(SCRIPTS["bash"])
     (tmp_path / "dicedist").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dicedist "$@"\n')
     (tmp_path / "dicedist").chmod(0o755)
-    for line, expected in (("dicedist pre", "predict"), ("dicedist train method=di", "dice")):
+    for line, expected in (("dicedist pre", "predict"), ("dicedist train method=dic", "dice")):
         code = f"""source {script}; COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; COMP_WORDBREAKS='=:'
             compopt() {{ :; }}; _dicedist; printf '%s\\n' "${{COMPREPLY[@]}}" """
         done = subprocess.run(

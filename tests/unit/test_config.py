@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dicedist import export, train
-from dicedist.config import Scope, changed_keys, compose_config, flatten
+from dicedist.config import Scope, changed_keys, choices_of, compose_config, flatten
 from dicedist.runs.run import Run
 
 
@@ -30,7 +30,7 @@ def test_defaults_are_the_papers_main_job():
         ("~seed", "~seed: write key=value"),
         ("seed", "seed: write key=value"),
         ("method=dyce", "method=dyce: there is no such method (did you mean dice?)"),
-        ("data=imagenet", "there is no such data; write one of cifar10, cifar100, folder, shapes"),
+        ("data=imagenet", "there is no such data; write one of breast_cancer, cifar10, cifar100, digits"),
         ("epochs=-1", "epochs=-1: write a number above 0"),
         ("epochs=many", "epochs: many is not a whole number"),
         ("batch_size=0", "batch_size=0: write a number above 0"),
@@ -40,10 +40,28 @@ def test_defaults_are_the_papers_main_job():
         ("ensemble.size=100000", "ensemble.size=100000: write auto or a whole number from 1 to 1000"),
         ("redundancy.delta=inf", "redundancy.delta=inf: write auto or a number"),
         ("redundancy.tau=nan", "redundancy.tau=nan: write a number above 0"),
-        ("redundancy.scale=big", "redundancy.scale=big: write one of predicted, one, none"),
+        ("redundancy.scale=big", "redundancy.scale=big: write one of predicted, one, none, or a number above 0"),
+        ("redundancy.scale=0", "redundancy.scale=0: write one of predicted, one, none, or a number above 0"),
+        ("redundancy.floor=-1", "redundancy.floor=-1.0: write 0, or a number above it"),
         ("optimizer.lr=papr", "optimizer.lr=papr: write a number or one of paper, chen2020"),
         ("optimizer.lr=-1", "optimizer.lr=-1: write paper, chen2020 or a number above 0"),
         ("optimizer.momentum=1.5", "optimizer.momentum=1.5: write a number from 0 to 1"),
+        ("loss.label_smoothing=1", "loss.label_smoothing=1.0: write a number from 0 to 1"),
+        ("loss.mixup=-1", "loss.mixup=-1.0: write a number from 0, as 0.2 or 1"),
+        ("loss.class_weights=some", "loss.class_weights=some: write balanced, null, or a number above 0"),
+        ("loss.class_weights=[1,0]", "loss.class_weights=[1, 0]: write balanced, null, or a number above 0"),
+        ("network.feature_dim=0", "network.feature_dim=0: write a whole number from 1"),
+        ("optimizer.name=lamb", "optimizer.name=lamb: write one of sgd, adamw, adam"),
+        ("optimizer.name=adamw", "optimizer.name=adamw with optimizer.lr=paper, whose rates are for SGD: write a numb"),
+        ("optimizer.schedule=cosin", "cosin: write one of step, knots, linear, cosine, onecycle, constant"),
+        ("optimizer.warmup_epochs=300", "optimizer.warmup_epochs=300 of epochs=300: write fewer, from 0"),
+        ("optimizer.layer_decay=0", "optimizer.layer_decay=0.0: write a number above 0, at most 1"),
+        ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]: write two numbers from 0 to 1, as in [0.9, 0.999]"),
+        ("optimizer.ema=1", "optimizer.ema=1.0: write a decay between 0 and 1, as 0.999, or null"),
+        ("optimizer.accumulate=0", "optimizer.accumulate=0: write a whole number from 1"),
+        ("optimizer.clip_norm=0", "optimizer.clip_norm=0.0: write a number above 0"),
+        ("evaluate.weights=ema", "evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999"),
+        ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimiser cannot go on with the st"),
         ("bottleneck.log_beta=[[5,1]]", "write [[epoch, value], ...] with epochs rising from 0"),
         ("schedules.covariance=[3]", "write [start, end] epochs"),
         ("run.name=a/b", "write a name for a folder under run.dir=runs"),
@@ -63,6 +81,11 @@ def test_one_line_says_what_to_write(override, line):
         compose_config([override])
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_floor_lies_under_the_predicted_scale_only():
+    with pytest.raises(ValueError, match=r"redundancy.scale=one asks for another: leave one of them out"):
+        compose_config(["method=ce_cr", "redundancy.floor=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -130,3 +153,15 @@ def test_help_lists_every_choice_and_key(capsys):
     export.run(["--help"])
     told = r"^format: null +# pt2: torch.export \| onnx \| safetensors; null: by the ending"
     assert re.search(told, capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("recipe", choices_of("recipe"))
+def test_every_recipe_can_be_composed(recipe):
+    config = compose_config([f"recipe={recipe}", "data=folder", "data.root=photos", "network=torchvision/resnet18"])
+    assert config.network.name == "torchvision/resnet18"
+    pretrained = config.network.pretrained is not None
+    assert (recipe == "finetune") == pretrained and (config.data.size == 224) == (recipe in ("finetune", "scratch224"))
+
+
+def test_the_paper_is_the_default_recipe():
+    assert flatten(compose_config(["recipe=paper"])) == flatten(compose_config([]))

@@ -1,12 +1,18 @@
 """Lines, tables and progress as a person sees them."""
 
+import fcntl
 import io
+import pty
+import struct
+import termios
 
 import pytest
 
 from dicedist.console import progress
 from dicedist.console.lines import duration, plural, printable
 from dicedist.console.progress import Progress
+
+CLEARED = b"\r\x1b[2K"
 
 
 class Terminal(io.StringIO):
@@ -37,6 +43,35 @@ def test_one_line_that_is_written_over_on_a_terminal(clock):
     shown.clear()
     bar = "█" * 18 + "░" * 6
     assert stream.getvalue() == f"\r\x1b[2K{bar} step 3/4  10 s left  loss 1.0\r\x1b[2K"
+
+
+def test_a_bar_fits_the_terminal_that_it_is_drawn_on(clock):
+    """A real one of 50 columns, as standard error is where standard output goes into a file."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    with open(slave, "w") as stream, open(master, "rb", buffering=0) as seen:
+        shown = Progress(100, "images of a set", stream=stream)
+        shown.begin()
+        for clock[0], done in ((1, 10), (1.1, 11), (2, 50)):
+            shown.show(done, "and figures that are too long for this line")
+        shown.clear()
+        drawn = b""
+        while drawn.count(CLEARED) < 4:  # a terminal hands over what it has, piece by piece
+            drawn += seen.read(10_000)
+    _, first, second, third, nothing = drawn.decode().split(CLEARED.decode())
+    assert first == "░" * 24 + " images of a set 0/100", "there is a bar before anything is done"
+    assert second.startswith("██░") and len(second) == 49 and third.startswith("█" * 12 + "░") and len(third) == 49
+    assert "10/100" in second and "50/100" in third and not nothing
+
+
+def test_nothing_is_estimated_before_something_is_done(clock):
+    stream = io.StringIO()
+    shown = Progress(100, "step", stream=stream)
+    clock[0] = 60  # spent on something else
+    shown.begin()
+    clock[0] = 80
+    shown.show(50)
+    assert stream.getvalue() == "step 50/100  20 s left\n"
 
 
 def test_words():

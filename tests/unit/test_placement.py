@@ -1,4 +1,4 @@
-"""The table of placements in DESIGN, without any process."""
+"""Which rank hosts what (the tables of docs/clusters.md), without any process."""
 
 import pytest
 

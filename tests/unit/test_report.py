@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 from dicedist import metrics
 from dicedist.config import Config, compose_config
 from dicedist.config.schema import MethodConfig
-from dicedist.evaluation.evaluator import histogram, measured
+from dicedist.evaluation.detection import histogram
+from dicedist.evaluation.evaluator import measured
 from dicedist.report import run
 from dicedist.reporting import paper
 from dicedist.reporting.labels import labels
@@ -32,7 +33,10 @@ from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, r
 from dicedist.reporting.svg import axis
 from dicedist.runs.run import Run
 
-SECTIONS = ("summary", "dynamics", "tradeoff", "reliability", "discriminator", "ood", "classes", "gallery", "runs")
+SECTIONS = (
+    *("summary", "differences", "dynamics", "tradeoff", "reliability", "abstention", "discriminator", "ood"),
+    *("classes", "gallery", "runs"),
+)
 PICTURE = re.compile(r"<svg\b[^>]*>(?:(?:<svg\b.*?</svg>)|.)*?</svg>", re.DOTALL)
 MakeRun = Callable[..., Path]
 
@@ -164,9 +168,11 @@ def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str
     drawn = {anchor: section_of(text, anchor).count('role="img"') for anchor in SECTIONS}
     assert drawn == {
         "summary": 0,
+        "differences": 0,
         "dynamics": 6 + 5 + 2,
         "tradeoff": 2,
         "reliability": 4,
+        "abstention": 1 + 4,
         "discriminator": 3,
         "ood": 2 * (2 + 2 + 5 + 5),
         "classes": 4,
@@ -241,6 +247,35 @@ def test_only_what_is_better_beyond_the_deviations_is_bold_or_praised(
     assert "<b>" not in section_of(report(*alone), "summary"), "single runs have no deviation"
 
 
+def test_differences_are_grey_unless_their_interval_leaves_zero_out(
+    make_run: MakeRun, report: Callable[..., str]
+) -> None:
+    """Paired by seed, and over inputs from the kept logits: against a plain reading of both."""
+    runs = []
+    for method, accuracies in (
+        ("ind", (0.70, 0.72, 0.74)),
+        ("ceb", (0.75, 0.7701, 0.79)),
+        ("dice", (0.60, 0.90, 0.70)),
+    ):
+        for seed, accuracy in enumerate(accuracies):
+            runs.append(make_run(f"{method}{seed}", method, seed=seed))
+            evaluation = json.loads((runs[-1] / "evaluation.json").read_text())
+            evaluation["ensemble"] |= {"accuracy": accuracy}
+            (runs[-1] / "evaluation.json").write_text(json.dumps(evaluation))
+            generator = torch.Generator().manual_seed(seed + len(method))
+            labels = torch.arange(90) % 4
+            logits = torch.randn(2, 90, 4, generator=generator) + 3 * torch.nn.functional.one_hot(labels, 4)
+            save_file(
+                {"logits": logits * (1 if method == "ind" else 0), "labels": labels}, runs[-1] / "logits.safetensors"
+            )
+    text = section_of(report(*runs), "differences")
+    row = re.findall(r'<tr><th scope="row">accuracy, % ↑</th>(.*?)</tr>', text)[0].split("</td>")
+    assert row[0].startswith("<td><b>+5.00 [") and row[1].startswith('<td><span class="unclear">+1.33 [')
+    assert row[2].startswith("<td><b>−"), "constant logits are worse on the same inputs"
+    likelihood = re.findall(r'<tr><th scope="row">NLL, nats ↓</th>(.*?)</tr>', text)[0].split("</td>")
+    assert "<b>+" in likelihood[2] and "<b>+" in likelihood[3]
+
+
 def test_a_method_has_the_same_colour_on_every_page() -> None:
     assert styles_of(["ind", "dice"]) == [0, 2] and styles_of(["dice", "dice", "ceb"]) == [2, 10, 1]
     assert styles_of(["mine"]) == styles_of(["ind", "mine"])[1:]
@@ -258,6 +293,21 @@ def test_redundancy_is_compared_by_one_estimator_only(make_run: MakeRun, report:
     fresh = report(*runs)
     assert "I(Zᵢ; Zⱼ | Y), nats ↓" in fresh and "0.250" in row_of(fresh, "DICE")
     assert "report --fresh" not in section_of(fresh, "summary")
+
+
+def test_fresh_reads_every_run_that_was_not_read_so(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_run("ind", "ind").parent)
+    folder = make_run("dice")
+    result = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps({**result, "redundancy_fresh": {"pairs": [[0, 1]]}}))
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "dicedist.evaluation.saved.evaluate_run", lambda of, request: asked.append((of.name, request.estimator))
+    )
+    run(["--fresh", "ind", "dice"])
+    assert asked == [("ind", "fresh")] and Path("report.html").exists()
+    run(["ind"])
+    assert Path("report-2.html").exists(), "nothing is overwritten"
 
 
 def test_data_sets_are_not_ranked_against_each_other(make_run: MakeRun, report: Callable[..., str]) -> None:
