@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from omegaconf import OmegaConf
 
 from dicedist.config.schema import DataConfig
@@ -19,6 +20,9 @@ from dicedist.data.prepared import home
 from tests.support import CHECKOUT
 
 torch.set_num_threads(1)
+# The first backward of a process decides whether autograd keeps threads, and ranks are forked, which threads forbid.
+# After torch.export it would decide for them even on a machine without GPUs.
+torch.zeros((), requires_grad=True).backward()
 
 PACKED = CHECKOUT.parent / "shared" / "data" / "unpack.py"
 PUBLISHED = ("cifar-10-batches-py/test_batch", "cifar-100-python/test", "ood/svhn.npz")
@@ -28,10 +32,12 @@ PUBLISHED = ("cifar-10-batches-py/test_batch", "cifar-100-python/test", "ood/svh
 def real_data() -> Path:
     """The folder that holds CIFAR-10, CIFAR-100 and ood/*.npz, unpacked there if necessary."""
     root = home()
-    if not all((root / file).exists() for file in PUBLISHED):
-        if not PACKED.exists():
-            pytest.skip(f"no CIFAR in {root}: set DICEDIST_DATA to a folder that holds {', '.join(PUBLISHED)}")
-        subprocess.run([sys.executable, PACKED, root], check=True)
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "unpacking.lock"):  # two test processes may begin together
+        if not all((root / file).exists() for file in PUBLISHED):
+            if not PACKED.exists():
+                pytest.skip(f"no CIFAR in {root}: set DICEDIST_DATA to a folder that holds {', '.join(PUBLISHED)}")
+            subprocess.run([sys.executable, PACKED, root], check=True)
     return root
 
 
