@@ -60,11 +60,11 @@ def train(config: Config) -> None:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_unreadable(config.ood.sets, config.network.inputs)
-        place(world_size(), size, needs_w, replicas)
+        place(world_size(), size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
-    placement = place(world_size(), size, needs_w, replicas, node_of)
+    placement = place(world_size(), size, needs_w, replicas, node_of, config.redundancy.ranks)
     config.ensemble.size = placement.num_members
-    check_members(config, method, placement.num_members, len(placement.member_ranks))
+    check_members(config, method, placement.num_members, len(placement.member_ranks), len(placement.discriminators))
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     source = normalised_as_published(images, config)
     with joined(config.distributed.timeout, placement.parts) as world:
@@ -85,7 +85,7 @@ class Trainer:
         if len(source.train) % config.batch_size == 1:
             check_batch_of_one(config)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
-        mine, hosts_w = placement.members_on(world.rank), placement.discriminator == world.rank
+        mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
         self.footprint = footprint(config, method, mine, hosts_w, source.num_classes)
         refuse_too_large(world.device, self.footprint)
         counts = source.train.labels_N.bincount(minlength=source.num_classes).tolist()
@@ -182,7 +182,7 @@ class Trainer:
         placement, rank = self.placement, self.world.rank
         mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
         mine += self.hosted.common if rank == placement.member_ranks[0] else []
-        mine += [self.hosted.discriminator] if self.hosted.discriminator else []
+        mine += [self.hosted.discriminator] if self.hosted.discriminator and rank == placement.discriminator else []
         return mine + self.trajectories.parts
 
     @property

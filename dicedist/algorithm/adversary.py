@@ -3,13 +3,14 @@
 Legend: M members, B inputs, D features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from dicedist.algorithm.batch import share
 from dicedist.algorithm.schedules import Moment
 
 
@@ -29,8 +30,28 @@ class Features:
 Read = Mapping[str, Tensor]  # the fields that the adversary reads, by name, each [M, B, width]
 
 
+@dataclass(frozen=True)
+class Division:
+    """How the work of one adversary is divided among ranks that hold equal copies of it. By default one does it all."""
+
+    nth: int = 0  # this rank's place among them
+    ranks: int = 1
+    sum_gradients: Callable[[Sequence[nn.Parameter]], None] = lambda parameters: None  # over all of them
+
+    def own(self, items: int) -> slice:
+        """Which of so many equal pieces of work are this rank's."""
+        return share(items, self.ranks, self.nth)
+
+
 class Adversary(nn.Module):
-    """A step calls answers, then study: the answers come from the weights of the previous step."""
+    """A step calls answers, then study: the answers come from the weights of the previous step.
+
+    One that can be divided answers for its own share only, and the answers of all ranks are added. Named values are
+    averaged over ranks in the records, as those of replicas are.
+    """
+
+    divisible = False
+    division = Division()
 
     def answers(
         self, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]

@@ -165,8 +165,11 @@ def input_shape(config: Config) -> tuple[int, ...]:
     return (3, size, size) if inputs is None else (inputs,)
 
 
-def check_members(config: Config, method: Method, num_members: int, num_hosts: int) -> None:
-    """ValueError if the method does not suit its members or their ranks; called before any process group exists."""
+def check_members(config: Config, method: Method, num_members: int, num_hosts: int, num_shares: int) -> None:
+    """ValueError if the method does not suit its members or their ranks; called before any process group exists.
+
+    num_hosts, num_shares: the ranks that host members, and those that divide the discriminator.
+    """
     named = config.network.per_member
     if named is not None and len(named) != num_members:
         raise ValueError(f"network.per_member names {len(named)} networks for {num_members} members: name one for each")
@@ -184,12 +187,29 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
     if branch and len(widths := {network.trunk_dim for network in members}) > 1:
         raise ValueError(f"members of trunk widths {sorted(widths)} cannot share a trunk: write structure=net")
     check_settings(config, method)
+    if num_shares > 1:
+        check_shares(config, method, num_members, num_shares)
     if num_hosts == 1:
         return
     if config.precision == "fp16" and (branch or method.shared(members, num_classes=1) is not None):
         raise ValueError(
             "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
             "write precision=bf16, or use one process"
+        )
+
+
+def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:
+    """ValueError if so many ranks cannot divide the discriminator."""
+    pairs = math.comb(len(method.compared(num_members)), 2)
+    compared = min(pairs, config.redundancy.max_pairs or pairs)
+    with torch.device("meta"):
+        divisible = build_adversary(config, method, num_members, num_classes=2).divisible
+    if not divisible:
+        raise ValueError(f"method={method.name} has an adversary that one rank holds: write redundancy.ranks=1")
+    if num_shares > compared:
+        raise ValueError(
+            f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of "
+            f"members: write redundancy.ranks={compared}"
         )
 
 

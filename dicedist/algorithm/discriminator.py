@@ -101,19 +101,28 @@ class Comparison:
     plan: PairPlan
     of_class: ClassRows
     found_B: Tensor  # which inputs have a partner
+    fraction: float  # of all compared pairs
 
     def targets(self) -> tuple[Tensor, Tensor]:
-        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner."""
+        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner.
+
+        The weights of all pairs add up to 1, those of these pairs to their fraction.
+        """
         targets_XB = self.stays_YBH.new_zeros(len(self.plan.first_X), len(self.found_B))
         targets_XB[: self.plan.num_joint] = 1
         weights_XB = torch.ones_like(targets_XB)
         weights_XB[self.plan.num_joint :] = self.found_B.to(weights_XB.dtype)
-        return targets_XB, weights_XB / weights_XB.sum()
+        return targets_XB, weights_XB / weights_XB.sum() * self.fraction
 
 
 class Discriminator(Adversary):
-    """w and the class memory: Steps 2 and 3 of Algorithm 1."""
+    """w and the class memory: Steps 2 and 3 of Algorithm 1.
 
+    Ranks that divide it (redundancy.ranks) compare some pairs of members each. Their draws are those of a single rank,
+    and their gradients of w are added in every learning step, so their copies of w and of the memory stay equal.
+    """
+
+    divisible = True
     pairs_P2: Tensor
 
     def __init__(
@@ -142,11 +151,17 @@ class Discriminator(Adversary):
         means_MBD = features.means_MBD.detach().requires_grad_()
         pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
         terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
-        estimate = torch.stack(list(terms.values())).sum()
+        estimate = torch.stack(list(terms.values())).sum() * self.fraction(len(pairs_P2))
         (gradients_MBD,) = torch.autograd.grad(self.weight(now) * estimate, means_MBD)
         # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
         shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
-        return gradients_MBD, {"redundancy": estimate.detach(), "redundancy_nats": estimate.detach() + shift}
+        whole = estimate.detach() * self.division.ranks  # in the mean over ranks
+        return gradients_MBD, {"redundancy": whole, "redundancy_nats": whole + shift}
+
+    def fraction(self, num_pairs: int) -> float:
+        """This rank's share of so many pairs."""
+        own = self.division.own(num_pairs)
+        return (own.stop - own.start) / num_pairs
 
     def weight(self, now: Moment) -> float:
         """Of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
@@ -161,7 +176,7 @@ class Discriminator(Adversary):
         now: Moment,
         draws: torch.Generator,
     ) -> dict[str, Tensor]:
-        """The chosen terms of the Donsker-Varadhan estimate, averaged over pairs (docs/choices.md, 2 and 7)."""
+        """The chosen terms of the Donsker-Varadhan estimate, averaged over own pairs (docs/choices.md, 2 and 7)."""
         negatives = 0 if self.config.terms == "lhs" else self.config.negatives
         compared = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
         log_f_XB = self.clipped(self.logits(compared))
@@ -171,7 +186,8 @@ class Discriminator(Adversary):
             terms["lhs"] = log_f_XB[:num_joint].mean()
         if self.config.terms != "lhs":
             # If no input has a partner, the term is 0. Filling with -inf would turn the gradient into NaN.
-            product_PXB = log_f_XB[num_joint:].unflatten(0, (len(pairs_P2), -1)).masked_fill(~found_B, -1e4)
+            own = self.division.own(len(pairs_P2))
+            product_PXB = log_f_XB[num_joint:].unflatten(0, (own.stop - own.start, -1)).masked_fill(~found_B, -1e4)
             count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
             log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
             terms["rhs"] = -log_mean_P.mean() * found_B.any()
@@ -199,12 +215,13 @@ class Discriminator(Adversary):
             targets_XB, weights_XB = compared.targets()
             optimizer.zero_grad(set_to_none=True)
             loss, logits_XB = self.differentiate(compared, targets_XB, weights_XB)
+            self.division.sum_gradients([*self.network.parameters()])
             optimizer.step()
         self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
         right_XB = (logits_XB > 0) == (targets_XB > 0)
         return {
-            "discriminator/loss": loss,
-            "discriminator/accuracy": (right_XB * weights_XB).sum(),
+            "discriminator/loss": loss * self.division.ranks,
+            "discriminator/accuracy": (right_XB * weights_XB).sum() * self.division.ranks,
             "discriminator/without_partner": (~compared.found_B).sum(),
         }
 
@@ -255,10 +272,12 @@ class Discriminator(Adversary):
             others_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
             z_MXBD = torch.cat([z_MXBD, others_MXBD], dim=1)
         plan = PairPlan.draw(pairs_P2, num_samples, negatives, draws)
+        plan = plan.of_pairs(self.division.own(len(pairs_P2)), len(pairs_P2))
         of_class = self.network.of_class(labels_B)
         first_MXBH = self.network.project(z_MXBD)
         stays_MSBH = first_MXBH[:, :num_samples] + of_class.first_BH
-        return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, partners.found_B)
+        found_B, fraction = partners.found_B, self.fraction(len(pairs_P2))
+        return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, found_B, fraction)
 
     def sample(
         self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator

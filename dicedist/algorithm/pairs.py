@@ -82,3 +82,17 @@ class PairPlan:
             torch.cat([(other_P1 * rows + samples_S).flatten(), partner_PSR.flatten()]),
             len(pairs_P2) * num_samples,
         )
+
+    def of_pairs(self, chosen: slice, num_pairs: int) -> "PairPlan":
+        """The rows of some of the pairs that it was drawn for."""
+        if (chosen.start, chosen.stop) == (0, num_pairs):
+            return self
+        rows = [
+            torch.cat([part.unflatten(0, (num_pairs, -1))[chosen].flatten() for part in self.halves(indices_X)])
+            for indices_X in (self.first_X, self.second_X)
+        ]
+        return PairPlan(rows[0], rows[1], self.num_joint // num_pairs * (chosen.stop - chosen.start))
+
+    def halves(self, indices_X: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the joint rows, and of the product rows."""
+        return indices_X[: self.num_joint], indices_X[self.num_joint :]

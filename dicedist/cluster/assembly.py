@@ -22,8 +22,10 @@ def assemble(
 ) -> tuple[Step, Exchange]:
     """All ranks call this, because it makes the groups of the exchange."""
     method, size = Method(config.method), placement.num_members
-    members, hosts_w = placement.members_on(world.rank), world.rank == placement.discriminator
+    members, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
     hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
     traffic = method.traffic(sizes(config, size, num_classes), num_classes, config.redundancy)
     exchange = Exchange.between(placement, world.rank, world.device, traffic)
+    if hosted.w is not None:
+        hosted.w.division = exchange.division
     return build_step(config, hosted, exchange, steps_per_epoch, kind, class_counts), exchange

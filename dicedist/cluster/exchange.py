@@ -6,6 +6,9 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
+If several ranks divide w (redundancy.ranks), every one gathers all features and answers for its own pairs; a member
+adds the answers up. In each of their learning steps they sum the gradients of w.
+
 Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
 host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
 and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the
@@ -16,6 +19,7 @@ Legend: M members, B inputs, D features, K classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -23,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dicedist.algorithm.adversary import Division
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
 from dicedist.algorithm.networks.batch_norm import synchronise
@@ -46,6 +51,7 @@ class Exchange:
     answers: tuple[str, ...] = ("mean",)  # what w answers
     member_group: dist.ProcessGroup | None = None
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
+    w_group: dist.ProcessGroup | None = None  # the ranks that divide w
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     @classmethod
@@ -62,6 +68,7 @@ class Exchange:
             traffic.answers,
             group_of(placement.member_ranks),
             replica_group(placement),
+            group_of(placement.discriminators),
         )
 
     @property
@@ -103,29 +110,36 @@ class Exchange:
         return Gathered(gathered, out_of_step_M)
 
     def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]:
-        """The rank of w passes its answers to all compared members; each host receives its rows for its members."""
-        source, replicas = self.placement.discriminator, self.placement.replicas
-        if source is None:
-            return {}
-        packed, sends, receives = {}, [], []
-        for place, member in enumerate(self.compared):
-            for replica, host in enumerate(self.placement.hosts[member]):
-                rows = share(size, replicas, replica)
-                if source == self.rank:
-                    assert answers is not None
-                    own = [answers[name][place, rows, : self.widths[name][member]] for name in self.answers]
-                    message = torch.cat([answer.flatten() for answer in own])
-                    if host == self.rank:
-                        packed[member] = message
-                    else:
-                        sends.append((host, message))
-                elif host == self.rank:
-                    floats = self.floats(member, replica, self.answers, size)
-                    packed[member] = torch.empty(floats, device=self.device)
-                    receives.append((source, packed[member]))
+        """Each rank of w passes its answers to all compared members; each host receives its rows for its members, the
+        sum over the ranks of w."""
+        packed: dict[int, list[Tensor]] = {}
+        sends, receives = [], []
+        for source in self.placement.discriminators:
+            for place, member in enumerate(self.compared):
+                for replica, host in enumerate(self.placement.hosts[member]):
+                    rows = share(size, self.placement.replicas, replica)
+                    if source == self.rank:
+                        assert answers is not None
+                        own = [answers[name][place, rows, : self.widths[name][member]] for name in self.answers]
+                        message = torch.cat([answer.flatten() for answer in own])
+                        if host == self.rank:
+                            packed.setdefault(member, []).append(message)
+                        else:
+                            sends.append((host, message))
+                    elif host == self.rank:
+                        message = torch.empty(self.floats(member, replica, self.answers, size), device=self.device)
+                        packed.setdefault(member, []).append(message)
+                        receives.append((source, message))
         self.transfer(sends, receives)
         mine = self.placement.replica_on(self.rank)
-        return {member: self.split(message, self.answers, member, mine, size) for member, message in packed.items()}
+        totals = {member: sum(rest, first) for member, (first, *rest) in packed.items()}
+        return {member: self.split(total, self.answers, member, mine, size) for member, total in totals.items()}
+
+    @property
+    def division(self) -> Division:
+        """This rank's share of w, on a rank that holds it."""
+        ranks = self.placement.discriminators
+        return Division(ranks.index(self.rank), len(ranks), partial(sum_gradients, group=self.w_group))
 
     def transfer(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> None:
         """Post all messages at once and wait for the incoming ones; the next gather waits for the outgoing ones."""
@@ -195,23 +209,16 @@ class Exchange:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Every rank that hosts members calls this. Each receives the gradients of shared parameters: the mean over
         replicas, summed over members."""
-        if self.member_group is None or not parameters:
+        if not parameters:
             return
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        with between_ranks():
-            dist.all_reduce(flat, group=self.member_group)
-        flat /= self.placement.replicas
-        summed = flat.split([gradient.numel() for gradient in gradients])
-        for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
-            # Into the old tensor: a fused optimiser needs it in the memory format of the weights (channels_last).
-            parameter.grad = gradient.copy_(total.view_as(gradient))
+        sum_gradients(parameters, self.member_group, self.placement.replicas)
 
-    def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0) -> dict[str, int]:
+    def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0, num_w: int = 0) -> dict[str, int]:
         """The bytes that all ranks together send in one step with a batch of that size.
 
         num_common: the number of shared parameters, whose gradients the hosts of members sum (counted as in a ring).
         num_own: the number of all members' own parameters, whose gradients their replicas sum.
+        num_w: the number of w's gradients in all its learning steps, which the ranks that divide it sum.
         """
         placement = self.placement
         features, predictions = (
@@ -225,16 +232,18 @@ class Exchange:
             "features": features,
             "gradients": sum(
                 self.floats(member, replica, self.answers, size)
-                for member in (self.compared if placement.discriminator is not None else ())
+                for source in placement.discriminators
+                for member in self.compared
                 for replica, host in enumerate(placement.hosts[member])
-                if host != placement.discriminator
+                if host != source
             ),
             "predictions": predictions,
             "checksums": checksum_floats() * len(self.routes),
             "shared gradients": 2 * (len(placement.member_ranks) - 1) * num_common,
             "gradients of replicas": 2 * (placement.replicas - 1) * num_own,
+            "gradients of w": 2 * (len(placement.discriminators) - 1) * num_w,
         }
-        return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count}
+        return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count > 0}
 
 
 def pack(values: Sequence[Tensor], mark: Tensor) -> Tensor:
@@ -253,7 +262,7 @@ def routes(placement: Placement, traffic: Traffic) -> Routes:
     found = {}
     for rank in range(placement.world_size):
         for member, hosts in enumerate(placement.hosts):
-            reads = rank == placement.discriminator and member in traffic.compared
+            reads = rank in placement.discriminators and member in traffic.compared
             heard = [traffic.heard[listener, member] for listener in placement.members_on(rank)]
             for replica, host in enumerate(hosts):
                 same_rows = heard if replica == placement.replica_on(rank) else []
@@ -287,6 +296,21 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return summed(gradient, context.group), None
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, divisor: int = 1) -> None:
+    """All ranks of the group call this; each receives the sum of their gradients, divided. Alone a rank has it."""
+    if group is None:
+        return
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    with between_ranks():
+        dist.all_reduce(flat, group=group)
+    flat /= divisor
+    totals = flat.split([gradient.numel() for gradient in gradients])
+    for parameter, gradient, total in zip(parameters, gradients, totals, strict=True):
+        # Into the old tensor: a fused optimiser needs it in the memory format of the weights (channels_last).
+        parameter.grad = gradient.copy_(total.view_as(gradient))
 
 
 def summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -6,15 +6,21 @@ N < M           members dealt evenly, the discriminator on a rank with the fewes
 N = 1           everything in one process
 N = R * M (+1)  ensemble.replicas=R: each member on R ranks that split its batch, the discriminator on a rank of its own
 
+redundancy.ranks=W puts the discriminator on W ranks, which hold the same one and divide its pairs of members:
+
+N = M + W       on ranks of their own
+N <= M          beside members, on the ranks with the fewest; redundancy.ranks=members: on all of them
+
 The ranks of a node are consecutive, and members fill them in order. Among the ranks that may host it, the discriminator
 takes the one whose node holds the most members, so that the fewest messages leave a node; in a tie, the last.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 DEFAULT_SIZE = 4
+MEMBERS = "members"  # redundancy.ranks: every rank that hosts members has a share of the discriminator
 REPORTER = 0  # the rank that keeps the records, prints the output, and receives the reports of the others
 
 
@@ -22,7 +28,7 @@ REPORTER = 0  # the rank that keeps the records, prints the output, and receives
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminator: int | None  # its rank
+    discriminators: tuple[int, ...] = ()  # the ranks that hold w; the first of them saves it
 
     @property
     def num_members(self) -> int:
@@ -36,6 +42,10 @@ class Placement:
     def host_of(self) -> list[int]:
         """The rank of each member's first replica, which evaluates and saves the member."""
         return [ranks[0] for ranks in self.hosts]
+
+    @property
+    def discriminator(self) -> int | None:
+        return self.discriminators[0] if self.discriminators else None
 
     @property
     def member_ranks(self) -> list[int]:
@@ -56,7 +66,11 @@ class Placement:
     def parts_on(self, rank: int) -> list[str]:
         which = f" replica {self.replica_on(rank)}" if self.replicas > 1 else ""
         parts = [f"member {member}{which}" for member in self.members_on(rank)]
-        return parts + (["discriminator"] if rank == self.discriminator else [])
+        return parts + ([self.share_on(rank)] if rank in self.discriminators else [])
+
+    def share_on(self, rank: int) -> str:
+        ranks = self.discriminators
+        return "discriminator" + (f" {ranks.index(rank) + 1}/{len(ranks)}" if len(ranks) > 1 else "")
 
 
 def place(
@@ -65,46 +79,65 @@ def place(
     needs_discriminator: bool,
     replicas: int = 1,
     node_of: Sequence[int] | None = None,
+    ranks_of_w: int | str = 1,
 ) -> Placement:
-    """node_of: the node of each rank; all on one by default."""
+    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks."""
     node_of = node_of or [0] * world_size
-    spare = 1 if needs_discriminator and world_size > 1 else 0
-    fitting = max(1, (world_size - spare) // replicas) if world_size > 1 else DEFAULT_SIZE
+    own = own_ranks(needs_discriminator, ranks_of_w)
+    fitting = max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE
     num_members = fitting if size == "auto" else int(size)
     if needs_discriminator and num_members < 2:
         raise ValueError(
             f"this method compares members, so it needs at least 2, but {world_size} ranks make {num_members}: "
-            f"{launch_line(DEFAULT_SIZE * replicas + 1)} or ensemble.size={DEFAULT_SIZE}"
+            f"{launch_line(DEFAULT_SIZE * replicas + own)} or ensemble.size={DEFAULT_SIZE}"
         )
-    largest = ranks_of(num_members, needs_discriminator, replicas)
-    named = f"{num_members} members" + (f" of {replicas} replicas" if replicas > 1 else "")
-    if world_size > largest or (replicas > 1 and world_size < largest):
-        given = "1 rank is" if world_size == 1 else f"{world_size} ranks are"
+    if ranks_of_w == MEMBERS and replicas > 1:
         raise ValueError(
-            f"{given} too {'many' if world_size > largest else 'few'} for {named}"
-            f"{' and a discriminator' if needs_discriminator else ''}: {launch_line(largest)} or another ensemble.size"
+            f"ensemble.replicas={replicas} gives a rank some rows of a batch, and w needs all: write redundancy.ranks=1"
         )
-    discriminator = most_crowded(range(world_size), node_of, node_of) if needs_discriminator else None
-    alone = needs_discriminator and world_size == largest
-    ranks = [rank for rank in range(world_size) if not (alone and rank == discriminator)]
+    largest = ranks_of(num_members, needs_discriminator, replicas, ranks_of_w)
+    without_w = largest - own
+    if world_size > largest or (replicas > 1 and world_size < largest) or without_w < world_size < largest:
+        given = "1 rank is" if world_size == 1 else f"{world_size} ranks are"
+        named = f"{num_members} members" + (f" of {replicas} replicas" if replicas > 1 else "")
+        parts = {0: named, 1: f"{named} and a discriminator"}.get(own, f"{named} and a discriminator on {own} ranks")
+        raise ValueError(
+            f"{given} too {'many' if world_size > largest else 'few'} for {parts}: {launch_line(largest)} or another "
+            f"{'redundancy.ranks' if without_w < world_size < largest else 'ensemble.size'}"
+        )
+    if 1 < world_size < own:
+        raise ValueError(f"redundancy.ranks={own}, but there are {world_size} ranks: {launch_line(largest)}")
+    apart = own > 0 and world_size == largest
+    discriminators = nearest(range(world_size), own, node_of, node_of, Counter()) if apart else ()
+    ranks = [rank for rank in range(world_size) if rank not in discriminators]
     groups = [tuple(ranks[first : first + replicas]) for first in range(0, len(ranks), replicas)]
     share, extra = divmod(num_members, len(groups))
     hosts = tuple(group for nth, group in enumerate(groups) for _ in range(share + (nth < extra)))
-    if needs_discriminator and not alone:
-        fewest = [rank for (rank,) in groups if hosts.count((rank,)) == share]
-        discriminator = most_crowded(fewest, node_of, [node_of[rank] for (rank,) in hosts])
-    return Placement(world_size, hosts, discriminator)
+    if needs_discriminator and not apart:
+        beside = len(groups) if ranks_of_w == MEMBERS else min(own, world_size)
+        crowd, held = [node_of[rank] for (rank,) in hosts], Counter(rank for (rank,) in hosts)
+        discriminators = nearest(ranks, beside, node_of, crowd, held)
+    return Placement(world_size, hosts, discriminators)
 
 
-def ranks_of(num_members: int, needs_discriminator: bool, replicas: int) -> int:
+def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:
+    """How many ranks the discriminator has beyond those of the members, if there are enough."""
+    return int(ranks_of_w) if needs_discriminator and ranks_of_w != MEMBERS else 0
+
+
+def ranks_of(num_members: int, needs_discriminator: bool, replicas: int, ranks_of_w: int | str) -> int:
     """The number of ranks that gives every part its own device."""
-    return replicas * num_members + (1 if needs_discriminator else 0)
+    return replicas * num_members + own_ranks(needs_discriminator, ranks_of_w)
 
 
-def most_crowded(candidates: Sequence[int], node_of: Sequence[int], crowd: Sequence[int]) -> int:
-    """The last of the candidates whose node appears most often in the crowd."""
+def nearest(
+    candidates: Iterable[int], count: int, node_of: Sequence[int], crowd: Sequence[int], held: Mapping[int, int]
+) -> tuple[int, ...]:
+    """As many of the candidates, in order: those that hold the least, then those whose node appears most often in the
+    crowd, then the last."""
     on_node = Counter(crowd)
-    return max(candidates, key=lambda rank: (on_node[node_of[rank]], rank))
+    order = sorted(candidates, key=lambda rank: (held[rank], -on_node[node_of[rank]], -rank))
+    return tuple(sorted(order[:count]))
 
 
 def launch_line(num_ranks: int) -> str:

@@ -152,6 +152,11 @@ class RedundancyConfig:
     )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+    ranks: int | str = key(
+        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
+        scope=Scope.START,
+        default=1,
+    )
 
     @property
     def reads_scale(self) -> bool:

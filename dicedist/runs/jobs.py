@@ -73,4 +73,4 @@ def ranks_for(config: Config) -> int:
     size, needs_w, devices = config.ensemble.size, Method(config.method).adversarial is not None, num_devices()
     if not isinstance(size, int):
         return devices if devices > 2 or not needs_w else 1  # two would hold the discriminator w and only one member
-    return min(devices, ranks_of(size, needs_w, config.ensemble.replicas))
+    return min(devices, ranks_of(size, needs_w, config.ensemble.replicas, config.redundancy.ranks))

@@ -30,7 +30,8 @@ def announce(
     """All ranks must call it. footprint: bytes of this rank's parts, by kind."""
     placement, hosted = exchange.placement, step.hosted
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
-    card = {"device": str(world.device), "host": world.host, "own": own, "footprint": {**footprint}}
+    of_w = sum(p.numel() for p in hosted.w.parameters()) if hosted.w else 0
+    card = {"device": str(world.device), "host": world.host, "own": own, "w": of_w, "footprint": {**footprint}}
     records = world.control.report(card)
     rows = [
         [rank, record["device"], record["host"], parts]
@@ -45,7 +46,8 @@ def announce(
     )
     num_common = sum(parameter.numel() for parameter in hosted.common_parameters)
     num_own = sum(record["own"] for record in records) // placement.replicas
-    sent = exchange.bytes_per_step(config.batch_size, num_common, num_own)
+    num_w = max((record["w"] for record in records), default=0) * config.redundancy.num_steps
+    sent = exchange.bytes_per_step(config.batch_size, num_common, num_own, num_w)
     if sent:
         listed = " + ".join(f"{name} {size:,}" for name, size in sent.items())
         tracker.say(f"a step sends {listed} = {sum(sent.values()):,} bytes")

@@ -48,7 +48,8 @@ class Rehearsal:
         uncopied = {id(step.exchange): step.exchange}  # a synchronised batch norm refers to it
         self.members = [copy.deepcopy(part.module, {**uncopied}) for part in [*self.hosted.members.values()][:1]]
         self.trunk = copy.deepcopy(self.hosted.trunk.module, uncopied) if self.hosted.trunk else torch.nn.Identity()
-        self.w = copy.deepcopy(self.hosted.w)
+        w = self.hosted.w
+        self.w = copy.deepcopy(w, {id(w.division): w.division}) if w else None  # the group of its ranks stays
         self.optimizer = self.w.build_optimizer() if self.w else None
         self.now = step.schedules.at(config.epochs)
         compared, widths = step.exchange.compared, step.exchange.widths

@@ -3,6 +3,7 @@
 import functools
 from contextlib import nullcontext
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -70,8 +71,8 @@ def compare(world_size, cases, tolerance=1e-4, alone=(), of=""):
     by_rank = run_ranks(world_size, train_on_pretended_gpus, world_size, cases)
     for nth, case in enumerate(cases):
         expected = on_the_cpu(*case, *alone)
-        found = {name: value for results in by_rank for name, value in results[nth][0].items()}
-        assert found.keys() == expected.keys(), case
+        found = {name: fmean(r[nth][0][name] for r in by_rank if name in r[nth][0]) for name in expected}
+        assert {name for results in by_rank for name in results[nth][0]} == expected.keys(), case
         for name, value in ((name, value) for name, value in expected.items() if name.startswith(of)):
             assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), (case, name)
         assert what_waits_for_ever([results[nth][1] for results in by_rank]) == [], case
@@ -93,6 +94,11 @@ def test_replicas():
     cases = [("dice", "net", *keys), ("dice", "branch", *keys)]
     # Each replica records the losses of its share; w sees the whole batch.
     compare(2 * SIZE + 1, cases, alone=("ensemble.replicas=1",), of="discriminator")
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(SIZE, "members"), (SIZE + 2, "2")])
+def test_a_divided_discriminator(world_size, ranks):
+    compare(world_size, [("dice", "net", f"redundancy.ranks={ranks}"), ("cebr", "branch", f"redundancy.ranks={ranks}")])
 
 
 def test_bf16():

@@ -195,8 +195,22 @@ def test_misfits_are_one_line(options, size, ranks, line):
     config = configured(size, *options)
     method = Method(config.method)
     with pytest.raises(ValueError, match=line) as raised:
-        build.check_members(config, method, size, min(ranks, size))
+        build.check_members(config, method, size, min(ranks, size), 1)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "shares", "line"),
+    [
+        ((), 4, "4 ranks cannot divide 3 pairs of members: write redundancy.ranks=3"),
+        (("redundancy.max_pairs=2",), 3, "3 ranks cannot divide 2 pairs of members: write redundancy.ranks=2"),
+        (("method=dibs",), 2, "method=dibs has an adversary that one rank holds: write redundancy.ranks=1"),
+    ],
+)
+def test_a_discriminator_that_cannot_be_divided(options, shares, line):
+    config = configured(3, *options, f"redundancy.ranks={shares}")
+    with pytest.raises(ValueError, match=line):
+        build.check_members(config, Method(config.method), 3, 3, shares)
 
 
 @pytest.mark.parametrize(

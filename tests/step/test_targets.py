@@ -127,4 +127,4 @@ def test_a_mixed_batch_may_go_in_pieces():
 def test_methods_that_need_one_class_refuse_mixtures():
     config = configured(2, "method=adp", "loss.cutmix=1")
     with pytest.raises(ValueError, match="method=adp: its term adp needs one class for each input"):
-        check_members(config, Method(config.method), 2, 1)
+        check_members(config, Method(config.method), 2, 1, 1)

@@ -64,7 +64,8 @@ def share_of(batch, step):
 
 def build_step(config, rank=0, world_size=1, num_classes=K, device=CPU):
     needs_w = Method(config.method).adversarial is not None
-    placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
+    size, replicas = config.ensemble.size, config.ensemble.replicas
+    placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     return assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]
 
 

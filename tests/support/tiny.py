@@ -30,7 +30,8 @@ def build(run_dir, *overrides, rank=0, world_size=1, device=CPU):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
     needs_w = method.adversarial is not None
-    placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
+    size, replicas = config.ensemble.size, config.ensemble.replicas
+    placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     source = sources.load(config.data, labels_only=not placement.members_on(rank))
     (run_dir / "tiny").mkdir(parents=True, exist_ok=True)
     transfer = FileTransfer(process.group.store.clone()) if process.group else None

@@ -209,7 +209,7 @@ def test_images_are_normalised_as_the_weights_want_them():
 def test_images_of_another_size_are_refused_before_work_begins():
     config = configured("network=timm/vit_tiny_patch16_224")
     with pytest.raises(ValueError, match=r"cannot read images of data.size=32 .*: write data.size=224"):
-        check_members(config, Method(config.method), 2, 1)
+        check_members(config, Method(config.method), 2, 1, 1)
 
 
 def test_memory_is_counted_and_refused():

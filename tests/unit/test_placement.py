@@ -62,7 +62,40 @@ def test_the_discriminator_is_where_most_members_are(node_of, size, hosts, discr
     assert (placement.hosts, placement.discriminator) == (hosts, discriminator)
 
 
+@pytest.mark.parametrize(
+    ("node_of", "size", "ranks_of_w", "hosts", "discriminators"),
+    [
+        ((0,) * 6, 4, 2, ((0,), (1,), (2,), (3,)), (4, 5)),  # on ranks of their own
+        ((0,) * 6, "auto", 2, ((0,), (1,), (2,), (3,)), (4, 5)),
+        ((0, 0, 0, 1, 1, 1, 1), 5, 2, ((0,), (1,), (2,), (3,), (4,)), (5, 6)),
+        ((0,) * 4, 4, 2, ((0,), (1,), (2,), (3,)), (2, 3)),  # beside members
+        ((0,) * 3, 4, 2, ((0,), (0,), (1,), (2,)), (1, 2)),  # where the fewest are
+        ((0,) * 3, 4, "members", ((0,), (0,), (1,), (2,)), (0, 1, 2)),
+        ((0,) * 4, "auto", "members", ((0,), (1,), (2,), (3,)), (0, 1, 2, 3)),
+        ((0,), 4, 3, ((0,),) * 4, (0,)),  # everything in one process
+    ],
+)
+def test_a_divided_discriminator(node_of, size, ranks_of_w, hosts, discriminators):
+    placement = place(len(node_of), size, True, 1, node_of, ranks_of_w)
+    assert (placement.hosts, placement.discriminators) == (hosts, discriminators)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "replicas", "ranks_of_w", "line"),
+    [
+        (5, 4, 1, 2, "5 ranks are too few for 4 members and a discriminator on 2 ranks: .*=6 .* redundancy.ranks"),
+        (2, 4, 1, 3, "redundancy.ranks=3, but there are 2 ranks: torchrun --nproc_per_node=7"),
+        (5, 4, 1, "members", "5 ranks are too many for 4 members: .*=4"),
+        (8, 4, 2, "members", "ensemble.replicas=2 .* write redundancy.ranks=1"),
+    ],
+)
+def test_divisions_that_cannot_be(ranks, size, replicas, ranks_of_w, line):
+    with pytest.raises(ValueError, match=line):
+        place(ranks, size, True, replicas, ranks_of_w=ranks_of_w)
+
+
 def test_parts_are_named():
+    assert place(6, 4, True, ranks_of_w=2).parts[4:] == ["discriminator 1/2", "discriminator 2/2"]
     placement = place(3, 4, True)
     assert [placement.parts_on(rank) for rank in range(3)] == [
         ["member 0", "member 1"],
