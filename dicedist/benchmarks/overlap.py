@@ -12,13 +12,13 @@ import torch
 
 from dicedist.algorithm.adversary import Read
 from dicedist.algorithm.batch import Batch
-from dicedist.algorithm.build import feature_dims
 from dicedist.algorithm.member import Encoding
 from dicedist.algorithm.messages import Fields
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.step import Step, Values
 from dicedist.benchmarks.processes import run_ranks
+from dicedist.benchmarks.simulation import PAIRS_OF_FOUR, compared_pairs, ranks_that_hide
 from dicedist.cluster.assembly import assemble
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import place
@@ -27,6 +27,7 @@ from dicedist.config import Config
 
 CPU = torch.device("cpu")
 WARM_UP = 3
+NUM_STEPS = 4  # of w's learning
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class EmulatedStep(Step):
         return {}
 
     def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
-        if read is not None:
-            time.sleep(self.durations.learn)
+        if read is not None and self.hosted.w is not None:
+            for _ in range(NUM_STEPS):
+                time.sleep(self.durations.learn / NUM_STEPS)
+                self.hosted.w.division.sum_gradients([*self.hosted.w.parameters()])
         return {}
 
 
@@ -69,14 +72,18 @@ def zeros(batch: int, feature_dim: int, num_classes: int) -> Encoding:
     return Encoding(features_BD, features_BD, features_BD, torch.zeros(batch, num_classes))
 
 
-def seconds_a_step(config: Config, num_members: int, durations: Durations, num_steps: int = 12) -> float:
-    """The mean of the slowest rank, with one device per part: M + 1 ranks."""
-    return max(run_ranks(num_members + 1, emulate, config, num_members, durations, num_steps))
+def seconds_a_step(
+    config: Config, num_members: int, durations: Durations, num_steps: int = 12, ranks_of_w: int = 1
+) -> float:
+    """The mean of the slowest rank, with one device per part: M + 1 ranks, or more if w is divided."""
+    return max(run_ranks(num_members + ranks_of_w, emulate, config, num_members, durations, num_steps, ranks_of_w))
 
 
-def emulate(rank: int, config: Config, num_members: int, durations: Durations, num_steps: int) -> float:
+def emulate(
+    rank: int, config: Config, num_members: int, durations: Durations, num_steps: int, ranks_of_w: int
+) -> float:
     with joined(timeout=60) as world:
-        placement = place(world.size, num_members, needs_discriminator=True)
+        placement = place(world.size, num_members, needs_discriminator=True, ranks_of_w=ranks_of_w)
         step, _ = assemble(config, placement, world, num_classes=100, steps_per_epoch=1000, kind=EmulatedStep)
         assert isinstance(step, EmulatedStep)
         step.durations = durations
@@ -108,20 +115,23 @@ def overlap(config: Config) -> list[dict[str, Any]]:
 
 
 def scaling(config: Config) -> list[dict[str, Any]]:
-    """One device per part, from 2 to 10 members: the time of a step, and the bytes per member, sent and received."""
-    durations = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.3)
+    """One device per part, from 4 to 32 members: the time of a step whose w works for each pair of members, on one rank
+    and on as few as hide its learning."""
+    forward, backward, gradient, learn = 0.2, 0.4, 0.02, 0.2  # those of w for four members
     rows: list[dict[str, Any]] = []
-    for num_members in range(2, 11, 2):
-        seconds = seconds_a_step(config, num_members, durations)
-        dims = feature_dims(config, num_members)
-        sent = 3 * 4 * config.batch_size * sum(dims) + 8 * num_members
-        first = rows[0]["step, s"] if rows else seconds
-        rows.append(
-            {
-                "members": num_members,
-                "step, s": seconds,
-                "to 2 members": seconds / first,
-                "bytes per member": sent // num_members,
-            }
-        )
+    for num_members in (4, 8, 16, 32):
+        share = compared_pairs(config, num_members) / PAIRS_OF_FOUR
+        for ranks_of_w in sorted({1, ranks_that_hide(share * learn, forward + backward)}):
+            own = share / ranks_of_w
+            durations = Durations(forward, own * gradient, backward, own * learn)
+            seconds = seconds_a_step(config, num_members, durations, 6, ranks_of_w)
+            first = rows[0]["step, s"] if rows else seconds
+            rows.append(
+                {
+                    "members": num_members,
+                    "ranks of w": ranks_of_w,
+                    "step, s": seconds,
+                    "to 4 members": seconds / first,
+                }
+            )
     return rows

@@ -1,32 +1,38 @@
 """The time of a step against members, nodes and links, computed from the times of a device and the bytes of a step.
 
 This is a model, not a measurement. Every part has its own device. The link between a node and the others carries one
-message at a time. The times of the discriminator w grow with the pairs of members that it compares. `bench scaling`
-measures the same schedule over loopback; `bench step` measures the times of a device, which can be entered here.
+message at a time. The times of the discriminator w grow with the pairs of members that it compares, and are divided by
+its ranks, as few as hide its learning behind the members. `bench scaling` measures the same schedule over loopback;
+`bench step` measures the times of a device, which can be entered here.
 
     python -m dicedist.bench scaling --simulate simulate.forward=0.012 simulate.gbit=10,100 batch_size=256
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
-from dicedist.algorithm.build import feature_dims
+import torch
+
+from dicedist.algorithm.build import build_adversary, feature_dims
+from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import Placement, place
 from dicedist.config import Config, nearest
 
 BYTES, CHECKSUM = 4, 8
 PAIRS_OF_FOUR = 6
+NUM_CLASSES = 100
 
 
 @dataclass(frozen=True)
 class Assumed:
     """Times are seconds on one device, those of w for four members. The defaults describe no particular device."""
 
-    members: tuple[int, ...] = (2, 4, 8, 16)
-    nodes: tuple[int, ...] = (1, 2, 4)
+    members: tuple[int, ...] = (4, 8, 16, 32)
+    nodes: tuple[int, ...] = (1, 4)
     gbit: tuple[float, ...] = (10.0, 100.0)  # of the link between a node and the others, in each direction
     gbit_inside: float = 200.0  # of the link between a device and the others of its node
     latency: float = 50e-6  # of a message between nodes
@@ -71,43 +77,81 @@ def simulate(config: Config, times: Assumed) -> list[dict[str, Any]]:
     for num_members, num_nodes, gbit in product(times.members, times.nodes, times.gbit):
         if num_nodes > num_members + 1 or (num_nodes == 1 and gbit != times.gbit[0]):
             continue
-        found = step_time(config, times, num_members, num_nodes, gbit)
         alone = times.forward + times.backward
-        rows.append(
-            {
-                "members": num_members,
-                "nodes": num_nodes,
-                "Gbit/s between": gbit if num_nodes > 1 else "-",
-                "gather, ms": 1e3 * found.gather,
-                "scatter, ms": 1e3 * found.scatter,
-                "step, ms": 1e3 * found.step,
-                "to independent": found.step / alone,
-                "waits for": found.waits_for,
-            }
-        )
+        hidden = ranks_that_hide(compared_pairs(config, num_members) / PAIRS_OF_FOUR * times.learn, alone)
+        for ranks_of_w in sorted({1, hidden}):
+            found = step_time(config, times, num_members, num_nodes, gbit, ranks_of_w)
+            rows.append(row(times, num_members, num_nodes, gbit, ranks_of_w, found))
     return rows
 
 
-def step_time(config: Config, times: Assumed, num_members: int, num_nodes: int, gbit: float) -> StepTime:
-    ranks = num_members + 1
-    placement = place(ranks, num_members, True, 1, [rank * num_nodes // ranks for rank in range(ranks)])
+def row(
+    times: Assumed, num_members: int, num_nodes: int, gbit: float, ranks_of_w: int, found: StepTime
+) -> dict[str, Any]:
+    return {
+        "members": num_members,
+        "ranks of w": ranks_of_w,
+        "nodes": num_nodes,
+        "Gbit/s between": gbit if num_nodes > 1 else "-",
+        "gather, ms": 1e3 * found.gather,
+        "scatter, ms": 1e3 * found.scatter,
+        "step, ms": 1e3 * found.step,
+        "to independent": found.step / (times.forward + times.backward),
+        "waits for": found.waits_for,
+    }
+
+
+def compared_pairs(config: Config, num_members: int) -> int:
+    pairs = math.comb(num_members, 2)
+    return min(pairs, config.redundancy.max_pairs or pairs)
+
+
+def ranks_that_hide(learn: float, members: float) -> int:
+    """The fewest ranks of w whose share of its learning takes no longer than the members' own work."""
+    return max(1, math.ceil(learn / members - 1e-9))
+
+
+def step_time(
+    config: Config, times: Assumed, num_members: int, num_nodes: int, gbit: float, ranks_of_w: int = 1
+) -> StepTime:
+    ranks = num_members + ranks_of_w
     node_of = [rank * num_nodes // ranks for rank in range(ranks)]
+    placement = place(ranks, num_members, True, 1, node_of, ranks_of_w)
     floats = config.batch_size * feature_dims(config, 1)[0]
     gather = transfer(times, placement, node_of, 2 * BYTES * floats + CHECKSUM, gbit)
     scatter = transfer(times, placement, node_of, BYTES * floats, gbit)
-    pairs = num_members * (num_members - 1) // 2
-    share = min(pairs, config.redundancy.max_pairs or pairs) / PAIRS_OF_FOUR
+    # The rank with the most pairs.
+    share = math.ceil(compared_pairs(config, num_members) / ranks_of_w) / PAIRS_OF_FOUR
     between = gather + share * times.gradient + scatter
-    members, w = times.forward + between + times.backward, between + share * times.learn
+    learn = share * times.learn + sums(config, times, placement, node_of, gbit)
+    members, w = times.forward + between + times.backward, between + learn
     return StepTime(gather, scatter, max(members, w), "members" if members >= w else "w")
 
 
 def transfer(times: Assumed, placement: Placement, node_of: Sequence[int], size: int, gbit: float) -> float:
-    """Seconds from all members to w, or back: links of different nodes work at once, messages on one link in turn."""
-    assert placement.discriminator is not None
-    home = node_of[placement.discriminator]
-    by_node = Counter(node_of[rank] for rank in placement.host_of)
-    away = sum(by_node.values()) - by_node[home]
-    inside = times.latency_inside + 8e-9 * by_node[home] * size / times.gbit_inside if by_node[home] else 0.0
-    # w's node receives what all other nodes send, so its link is the slowest.
-    return max(inside, times.latency + 8e-9 * away * size / gbit if away else 0.0)
+    """Seconds from all members to every rank of w, or back: links of different nodes work at once, messages on one link
+    in turn."""
+    members, w = (Counter(node_of[rank] for rank in ranks) for ranks in (placement.host_of, placement.discriminators))
+    inside = max((members[node] for node in w), default=0)
+    into = max(w[node] * (placement.num_members - members[node]) for node in w)
+    out_of = max(members[node] * (w.total() - w[node]) for node in members)
+    near = times.latency_inside + 8e-9 * inside * size / times.gbit_inside if inside else 0.0
+    return max(near, times.latency + 8e-9 * max(into, out_of) * size / gbit if into else 0.0)
+
+
+def sums(config: Config, times: Assumed, placement: Placement, node_of: Sequence[int], gbit: float) -> float:
+    """Seconds in which the ranks of w sum its gradients in a ring, in all of its learning steps."""
+    ranks = len(placement.discriminators)
+    if ranks == 1:
+        return 0.0
+    apart = len({node_of[rank] for rank in placement.discriminators}) > 1
+    latency, speed = (times.latency, gbit) if apart else (times.latency_inside, times.gbit_inside)
+    size = BYTES * weights_of_w(config, placement.num_members)
+    once = 2 * (ranks - 1) * (latency + 8e-9 * size / ranks / speed)
+    return config.redundancy.num_steps * once
+
+
+def weights_of_w(config: Config, num_members: int) -> int:
+    with torch.device("meta"):
+        w = build_adversary(config, Method(config.method), num_members, NUM_CLASSES)
+    return sum(parameter.numel() for parameter in w.parameters())

@@ -216,3 +216,22 @@ def test_without_any_partner_there_is_no_estimate():
 def test_estimate_recovers_gaussian_information_on_the_whole_grid(dims, rho):
     truth = -0.5 * dims * math.log(1 - rho**2)
     assert recovered(dims, rho, 3000).nats_P[0] == pytest.approx(truth, rel=0.15)
+
+
+def test_a_budget_of_pairs_is_unbiased_and_has_the_stated_variance():
+    """Without noise on z, only the choice of pairs differs between steps."""
+    torch.manual_seed(0)
+    config = replace(CONFIG, scale="none")
+    features = Features(3 * torch.randn(4, 6, 8), torch.ones(4, 6, 8))
+    labels, now = torch.arange(6) % 3, Moment(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
+    w = Discriminator(config, 4, 8, 3, True, seed=0)
+    whole = w.redundancy_gradients(features, labels, now, (0, 0))[1]["redundancy"]
+    pairs = [
+        w.redundancy(features.means_MBD, features.scales_MBD, labels, pair[None], now, torch.Generator())["lhs"]
+        for pair in w.pairs_P2
+    ]
+    w.config = replace(config, max_pairs=2)
+    found = torch.stack([w.redundancy_gradients(features, labels, now, (0, n))[1]["redundancy"] for n in range(1500)])
+    variance = torch.stack(pairs).var() * (1 / 2) * (1 - 2 / 6)
+    assert found.mean().item() == pytest.approx(whole.item(), abs=4 * (variance / 1500).sqrt().item())
+    assert found.var().item() == pytest.approx(variance.item(), rel=0.15)
