@@ -44,6 +44,7 @@ from dicedist.runs.saver import Saver, reachable
 from dicedist.tracking import environment
 from dicedist.tracking.announcement import announce
 from dicedist.tracking.environment import Pace
+from dicedist.tracking.forecast import pairs_that_hide
 from dicedist.tracking.ledger import Ledger
 from dicedist.tracking.tracker import SilentTracker, Tracker
 
@@ -116,6 +117,8 @@ class Trainer:
         )
         self.ledger = Ledger()
         self.run = Run.of(config)
+        if config.redundancy.max_pairs == "auto":
+            self.choose_pairs()
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
         self.done = self.validated = 0  # steps
         self.stopping = False
@@ -136,6 +139,16 @@ class Trainer:
             world.transfer,
             self.sees_folder,
         )
+
+    def choose_pairs(self) -> None:
+        """All ranks: redundancy.max_pairs=auto becomes a number, which the run's config keeps."""
+        kept = self.control.tell({"pairs": resume.kept_pairs(self.run, self.config) if self.world.reports else None})[
+            "pairs"
+        ]
+        if kept is None:
+            measured = pairs_that_hide(self.config, self.world, self.step, self.source)
+            kept = self.control.tell({"pairs": measured})["pairs"]
+        self.config.redundancy.max_pairs = kept
 
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""

@@ -201,7 +201,7 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
 def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:
     """ValueError if so many ranks cannot divide the discriminator."""
     pairs = math.comb(len(method.compared(num_members)), 2)
-    compared = min(pairs, config.redundancy.max_pairs or pairs)
+    compared = min(pairs, config.redundancy.budget or pairs)
     with torch.device("meta"):
         divisible = build_adversary(config, method, num_members, num_classes=2).divisible
     if not divisible:

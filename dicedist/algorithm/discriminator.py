@@ -149,7 +149,7 @@ class Discriminator(Adversary):
         draws = generator(labels_B.device, self.seed, "redundancy", *where)
         labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
-        pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+        pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
         terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
         estimate = torch.stack(list(terms.values())).sum() * self.fraction(len(pairs_P2))
         (gradients_MBD,) = torch.autograd.grad(self.weight(now) * estimate, means_MBD)
@@ -208,7 +208,7 @@ class Discriminator(Adversary):
         labels_B = self.classes(labels_B)
         for step in range(self.config.num_steps):
             draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
-            pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+            pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
             compared = self.compare(
                 features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
             )

@@ -103,7 +103,7 @@ def row(
 
 def compared_pairs(config: Config, num_members: int) -> int:
     pairs = math.comb(num_members, 2)
-    return min(pairs, config.redundancy.max_pairs or pairs)
+    return min(pairs, config.redundancy.budget or pairs)
 
 
 def ranks_that_hide(learn: float, members: float) -> int:

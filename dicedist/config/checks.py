@@ -63,6 +63,9 @@ def check(config: Config) -> None:
     if not (delta == "auto" or isinstance(delta, int | float) and math.isfinite(delta)):
         raise ValueError(f"redundancy.delta={delta}: write auto or a number")
     check_noise(config.redundancy)
+    pairs = config.redundancy.max_pairs
+    if pairs not in (None, "auto") and (isinstance(pairs, str) or pairs < 1):
+        raise ValueError(f"redundancy.max_pairs={pairs}: write auto, null or a number above 0")
     ranks = config.redundancy.ranks
     if ranks != "members" and (isinstance(ranks, str) or ranks < 1):
         raise ValueError(f"redundancy.ranks={ranks}: write members, or a number above 0")

@@ -144,7 +144,10 @@ class RedundancyConfig:
     num_samples: int = key("of z", above=0)
     num_steps: int = key("of the discriminator for one of the members", above=0)
     negatives: int = key("product pairs per joint pair", above=0)
-    max_pairs: int | None = key("pairs of members compared in a step; null: all", above=0)
+    max_pairs: int | str | None = key(
+        "pairs of members compared in a step; null: all | auto: as many as w, on ranks of its own, can compare while "
+        "members compute, measured when the run begins"
+    )
     memory: int = key("inputs kept of each class", above=0)
     lr: float = key("of the discriminator's RMSProp", above=0)
     scale: float | int | str = key(
@@ -157,6 +160,11 @@ class RedundancyConfig:
         scope=Scope.START,
         default=1,
     )
+
+    @property
+    def budget(self) -> int | None:
+        """Pairs compared in a step; None: all, also while `auto` is not measured yet."""
+        return None if isinstance(self.max_pairs, str) else self.max_pairs
 
     @property
     def reads_scale(self) -> bool:

@@ -24,6 +24,12 @@ def ensemble_size(config: Config) -> int | str:
     return run.config().ensemble.size if continues else config.ensemble.size
 
 
+def kept_pairs(run: Run, config: Config) -> int | None:
+    """What redundancy.max_pairs=auto has come to in the run that is continued."""
+    continues = config.resume != "never" and run.config_file.is_file()
+    return run.config().redundancy.budget if continues else None
+
+
 def find(
     run: Run,
     config: Config,

@@ -6,6 +6,7 @@ Legend: M members, B inputs, D features.
 """
 
 import copy
+import math
 import time
 
 import torch
@@ -37,14 +38,26 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     return world.control.agree(round(1000 * mine)) / 1000
 
 
+def pairs_that_hide(config: Config, world: World, step: Step, source: Source) -> int:
+    """All ranks call. As many pairs of members as w compares, on ranks of its own, while the members compute; beside
+    members nothing hides w, and it compares all."""
+    members, w = Rehearsal(config, world, step, source).seconds_of_parts()
+    ranks = step.hosted.w.division.ranks if step.hosted.w else 1
+    beside = step.hosted.w is not None and bool(step.hosted.members)
+    own = (round(1e6 * members), round(1e6 * w), ranks, int(beside))
+    slowest, longest, ranks, shared = (world.control.agree(value) for value in own)
+    pairs = math.comb(len(step.exchange.compared), 2)
+    return pairs if shared else max(ranks, min(pairs, pairs * slowest // longest))
+
+
 class Rehearsal:
     """One member's copy stands for all that are hosted here, and a copy of w for w: the run itself is not touched."""
 
     def __init__(self, config: Config, world: World, step: Step, source: Source):
         self.world, self.hosted = world, step.hosted
-        self.inputs = zeros(-(-config.batch_size // step.replicas), source)
-        self.read_at_once = zeros(min(BATCH, 128), source)
-        self.labels_B = torch.arange(config.batch_size) % source.num_classes
+        self.inputs = zeros(-(-config.batch_size // step.replicas), source).to(world.device)
+        self.read_at_once = zeros(min(BATCH, 128), source).to(world.device)
+        self.labels_B = (torch.arange(config.batch_size) % source.num_classes).to(world.device)
         uncopied = {id(step.exchange): step.exchange}  # a synchronised batch norm refers to it
         self.members = [copy.deepcopy(part.module, {**uncopied}) for part in [*self.hosted.members.values()][:1]]
         self.trunk = copy.deepcopy(self.hosted.trunk.module, uncopied) if self.hosted.trunk else torch.nn.Identity()
@@ -54,23 +67,37 @@ class Rehearsal:
         self.now = step.schedules.at(config.epochs)
         compared, widths = step.exchange.compared, step.exchange.widths
         self.read = {
-            name: torch.ones(len(compared), config.batch_size, max(widths[name][member] for member in compared))
+            name: torch.ones(
+                len(compared),
+                config.batch_size,
+                max(widths[name][member] for member in compared),
+                device=world.device,
+            )
             for name in (step.exchange.features if self.w else ())
         }
 
     def seconds(self) -> tuple[float, float]:
         """For one step, and for reading one image with all members hosted here."""
-        hosted = max(1, len(self.hosted.members))
+        members, w = self.seconds_of_parts()
+        return members + w, self.seconds_of_reading() * max(1, len(self.hosted.members))
+
+    def seconds_of_parts(self) -> tuple[float, float]:
+        """Of one step: forward and backward of all members hosted here, and the work of w."""
         for _ in range(TIMED):
             self.world.control.barrier()
-            started = time.monotonic()
+            started = self.now_done()
             for member in self.members:
                 member(self.trunk(self.inputs)).sum().backward()
-            members = (time.monotonic() - started) * hosted
-            started = time.monotonic()
+            between = self.now_done()
             self.learn()
-            step = members + time.monotonic() - started
-        return step, self.seconds_of_reading() * hosted
+            ended = self.now_done()
+        return (between - started) * max(1, len(self.hosted.members)), ended - between
+
+    def now_done(self) -> float:
+        """The time, once the device has done all that it was given."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return time.monotonic()
 
     def learn(self) -> None:
         if self.w is None or self.optimizer is None:

@@ -6,9 +6,10 @@ from statistics import fmean
 import pytest
 import torch
 
+from dicedist.tracking.forecast import Rehearsal
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, B, batch_at, build_step, configured, share_of, weights_of
-from tests.support.tiny import records_of, tensors_of, train
+from tests.support.tiny import build, records_of, tensors_of, train
 
 
 def train_on_rank(rank, world_size, overrides):
@@ -72,3 +73,20 @@ def test_a_run_goes_on_with_another_division(tmp_path):
         torch.testing.assert_close(divided[name], whole[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
     steps = [[record["step"] for record in records_of(tmp_path / name / "tiny")] for name in ("divided", "whole")]
     assert steps[0] == steps[1]
+
+
+def budget_on_rank(rank, folder, *settings):
+    trainer = build(folder, "ensemble.size=3", "redundancy.max_pairs=auto", *settings, rank=rank, world_size=4)
+    return trainer.config.redundancy.max_pairs
+
+
+def test_a_budget_that_hides_w_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Rehearsal, "seconds_of_parts", lambda rehearsal: (0.5, 0.7))
+    assert run_ranks(4, budget_on_rank, tmp_path) == [2] * 4  # of three pairs
+    monkeypatch.setattr(Rehearsal, "seconds_of_parts", lambda rehearsal: (0.1, 0.7))
+    assert run_ranks(4, budget_on_rank, tmp_path) == [2] * 4  # a run that goes on keeps it
+    assert run_ranks(4, budget_on_rank, tmp_path / "another") == [1] * 4
+
+
+def test_beside_members_nothing_hides_w(tmp_path):
+    assert build(tmp_path, "ensemble.size=3", "redundancy.max_pairs=auto").config.redundancy.max_pairs == 3

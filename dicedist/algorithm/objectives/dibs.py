@@ -140,7 +140,7 @@ class Dibs(Adversary):
 
     def different(self, z_SMBD: Tensor, draws: torch.Generator) -> Tensor:
         """D's logits of all pairs of members, in both orders."""
-        pairs_P2 = within_budget(self.pairs_P2, self.config.max_pairs, draws)
+        pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
         return self.network.both_orders(z_SMBD[:, pairs_P2[:, 0]], z_SMBD[:, pairs_P2[:, 1]])
 
     def sample(self, means_MBD: Tensor, scales_MBD: Tensor, draws: torch.Generator) -> Tensor:
