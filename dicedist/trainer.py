@@ -46,6 +46,7 @@ from dicedist.tracking.announcement import announce
 from dicedist.tracking.environment import Pace
 from dicedist.tracking.forecast import pairs_that_hide
 from dicedist.tracking.ledger import Ledger
+from dicedist.tracking.trace import SilentTrace, Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
 
 GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest wins
@@ -128,6 +129,7 @@ class Trainer:
             Tracker(self.run, self.total_steps, self.done, records, config) if world.reports else SilentTracker()
         )
         self.pace = Pace(config.batch_size, self.done)
+        self.trace = Trace(self.run.trace_file(world.rank), world.device) if config.profile else SilentTrace()
         self.saver = Saver(
             self.run,
             config.checkpoint,
@@ -240,6 +242,7 @@ class Trainer:
         with signals.deferred():
             while not self.stopping and (self.validation_due or self.done < self.total_steps):
                 self.validate() if self.validation_due else self.train_epoch()
+            self.trace.close()
             if not self.stopping:
                 self.draw_samples()
             safe = self.save_now()
@@ -255,6 +258,7 @@ class Trainer:
         for batch in self.loader.epoch(epoch, start):
             self.trajectories.before_step(self.done)
             self.ledger.add(self.done, self.step(batch))
+            self.trace.step()
             self.done += 1
             self.trajectories.after_step(self.done)
             self.stopping = bool(self.asked())

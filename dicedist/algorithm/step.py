@@ -39,6 +39,7 @@ from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.randomness import drawing, generator
 from dicedist.algorithm.schedules import Moment, Schedules
+from dicedist.algorithm.spans import span
 from dicedist.algorithm.targets import Loss, Targets
 
 Values = dict[str, Tensor]  # named scalars, which stay on the device until they are logged
@@ -127,6 +128,7 @@ class Step:
         if self.shares_gpu:
             torch.cuda.current_stream(self.device).wait_stream(self.side)
 
+    @span("encode")
     def encode(self, batch: Batch) -> dict[int, Encoding]:
         """Encode the batch with each member hosted here, behind the trunk if there is one."""
         if self.records_graphs:
@@ -253,6 +255,7 @@ class Step:
             return None
         return {name: gathered.stacked(name, self.exchange.compared) for name in self.exchange.features}
 
+    @span("redundancy")
     def answers(self, read: Read | None, batch: Batch, now: Moment) -> tuple[Fields | None, Values]:
         # w and what it reads are both here or both elsewhere; the second question is for the type checker.
         if self.hosted.w is None or read is None:
@@ -261,6 +264,7 @@ class Step:
         with self.precision_of_w():
             return self.hosted.w.answers(read, batch.labels_B, now, where)
 
+    @span("learn")
     def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
         if self.hosted.w is None or self.hosted.discriminator is None or read is None:
             return {}
@@ -302,6 +306,7 @@ class Step:
         others_B, own = labels_B[partners(len(labels_B), labels_B.device)], mixing.own_share(batch.images[0])
         return Targets(labels_B, others_B, own, loss.label_smoothing, loss.weights_K)
 
+    @span("backward")
     def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
         """Run backward from every member's (loss, mean) with (1, w's gradient), then update all parts but w.
 
@@ -328,6 +333,7 @@ class Step:
             values |= self.update(now)
         return values
 
+    @span("optimiser")
     def update(self, now: Moment) -> Values:
         """One optimiser step of every part hosted here but w.
 

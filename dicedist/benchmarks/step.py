@@ -3,11 +3,12 @@
 Legend: M members, B inputs, D features.
 """
 
+import contextlib
 import functools
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from dicedist.algorithm.batch import Batch
 from dicedist.algorithm.build import build_member, feature_dims
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
+from dicedist.algorithm.spans import listening
 from dicedist.algorithm.step import Step
 from dicedist.benchmarks.literal import LiteralDiscriminator
 from dicedist.benchmarks.timing import compare
@@ -29,15 +31,8 @@ from dicedist.config import Config, compose_config
 from dicedist.data import sources
 from dicedist.data.pipeline import Loader
 
-# Method of the step or of its exchange that is timed -> name of its phase.
-OF_STEP = {
-    "encode": "forward",
-    "answers": "gradient of w",
-    "descend": "backward",
-    "update": "optimiser",
-    "learn": "w learns",
-}
-OF_EXCHANGE = {"gather": "gather", "scatter": "scatter", "wait": "idle"}  # idle: until a message has arrived
+# The spans of a step and its exchange; wait: until a message has arrived.
+SPANS = ("encode", "gather", "redundancy", "scatter", "learn", "backward", "optimiser", "wait")
 WARM_UP, STEPS = 2, 6
 
 
@@ -57,40 +52,35 @@ def step(config: Config) -> list[dict[str, Any]]:
 
 
 def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
-    """Mean seconds per step. A phase is timed until the device has finished it; a real step would not wait for that.
+    """Mean seconds per step. A span is timed until the device has finished it; a real step would not wait for that.
 
-    A phase inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
+    A span inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
     """
-    spent: dict[str, float] = defaultdict(float, dict.fromkeys(["data", *OF_STEP.values(), *OF_EXCHANGE.values()], 0.0))
-    for owner, names in ((timed, OF_STEP), (timed.exchange, OF_EXCHANGE)):
-        for method, name in names.items():
-            setattr(owner, method, stopwatch(getattr(owner, method), spent, name))
+    spent = dict.fromkeys(["data", *SPANS], 0.0)
     batches = loader.epoch(0)
-    for n in range(WARM_UP + STEPS):
-        if n == WARM_UP:
-            world.control.barrier()
-            spent.update(dict.fromkeys(spent, 0.0))
-            started = time.perf_counter()
-        waited = time.perf_counter()
-        batch = next(batches)
-        spent["data"] += time.perf_counter() - waited
-        timed(batch)
+    with listening(partial(stopwatch, spent)):
+        for n in range(WARM_UP + STEPS):
+            if n == WARM_UP:
+                world.control.barrier()
+                spent.update(dict.fromkeys(spent, 0.0))
+                started = time.perf_counter()
+            waited = time.perf_counter()
+            batch = next(batches)
+            spent["data"] += time.perf_counter() - waited
+            timed(batch)
     whole = time.perf_counter() - started
     spent["the rest"] = whole - sum(spent.values())
     spent["whole step"] = whole
     return {name: seconds / STEPS for name, seconds in spent.items()}
 
 
-def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
-    def timed(*arguments: Any) -> Any:
-        started, inside = time.perf_counter(), sum(spent.values())
-        result = function(*arguments)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        spent[name] += time.perf_counter() - started - (sum(spent.values()) - inside)
-        return result
-
-    return timed
+@contextlib.contextmanager
+def stopwatch(spent: dict[str, float], name: str) -> Iterator[None]:
+    started, inside = time.perf_counter(), sum(spent.values())
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    spent[name] += time.perf_counter() - started - (sum(spent.values()) - inside)
 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:

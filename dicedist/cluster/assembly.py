@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from dicedist.algorithm.build import build_hosted, build_step, sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.step import Step
@@ -25,7 +27,8 @@ def assemble(
     members, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
     hosted = build_hosted(config, method, members, hosts_w, size, num_classes, world.device)
     traffic = method.traffic(sizes(config, size, num_classes), num_classes, config.redundancy)
-    exchange = Exchange.between(placement, world.rank, world.device, traffic)
+    wire = torch.bfloat16 if config.distributed.wire == "bf16" else None
+    exchange = Exchange.between(placement, world.rank, world.device, traffic, wire)
     if hosted.w is not None:
         hosted.w.division = exchange.division
     return build_step(config, hosted, exchange, steps_per_epoch, kind, class_counts), exchange

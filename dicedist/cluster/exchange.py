@@ -31,6 +31,7 @@ from dicedist.algorithm.adversary import Division
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
 from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
 
@@ -52,10 +53,13 @@ class Exchange:
     member_group: dist.ProcessGroup | None = None
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     w_group: dist.ProcessGroup | None = None  # the ranks that divide w
+    wire: torch.dtype | None = None  # of messages; None: torch's default float
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     @classmethod
-    def between(cls, placement: Placement, rank: int, device: torch.device, traffic: Traffic) -> Self:
+    def between(
+        cls, placement: Placement, rank: int, device: torch.device, traffic: Traffic, wire: torch.dtype | None = None
+    ) -> Self:
         """All ranks call this: it makes the groups of the ranks that host members."""
         return cls(
             placement,
@@ -69,6 +73,7 @@ class Exchange:
             group_of(placement.member_ranks),
             replica_group(placement),
             group_of(placement.discriminators),
+            wire,
         )
 
     @property
@@ -79,6 +84,7 @@ class Exchange:
     def replicas(self) -> int:
         return self.placement.replicas
 
+    @span("gather")
     def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered:
         """Each rank passes the fields of the members that it hosts, and receives those of its routes.
 
@@ -92,23 +98,24 @@ class Exchange:
         for (receiver, member, replica), names in self.routes.items():
             if member in own and replica == mine:
                 if (member, names) not in packed:
-                    packed[member, names] = pack([own[member][name] for name in names], mark)
+                    packed[member, names] = self.pack([own[member][name] for name in names], mark)
                 sends.append((receiver, packed[member, names]))
             elif receiver == self.rank:
-                floats = checksum_floats() + self.floats(member, replica, names, size)
-                receives[member, replica] = torch.empty(floats, device=self.device)
+                floats = self.checksum_floats + self.floats(member, replica, names, size)
+                receives[member, replica] = torch.empty(floats, dtype=self.dtype, device=self.device)
         self.transfer(sends, [(placement.hosts[member][at], message) for (member, at), message in receives.items()])
-        gathered = {member: {name: value.detach() for name, value in fields.items()} for member, fields in own.items()}
+        gathered = {member: {name: self.rounded(value) for name, value in own[member].items()} for member in own}
         out_of_step_M = torch.zeros(placement.num_members, dtype=torch.int64, device=self.device)
         received: dict[int, list[Fields]] = {}
         for (member, replica), message in receives.items():
             received.setdefault(member, []).append(self.unpack(message, member, replica, size))
-            out_of_step_M[member] |= (message[: checksum_floats()].view(torch.int64) != mark)[0]
+            out_of_step_M[member] |= (message[: self.checksum_floats].view(torch.int64) != mark)[0]
         for member, rows in received.items():
             whole = {name: torch.cat([fields[name] for fields in rows]) for name in rows[0]} if rows[1:] else rows[0]
             gathered[member] = whole
         return Gathered(gathered, out_of_step_M)
 
+    @span("scatter")
     def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]:
         """Each rank of w passes its answers to all compared members; each host receives its rows for its members, the
         sum over the ranks of w."""
@@ -121,18 +128,22 @@ class Exchange:
                     if source == self.rank:
                         assert answers is not None
                         own = [answers[name][place, rows, : self.widths[name][member]] for name in self.answers]
-                        message = torch.cat([answer.flatten() for answer in own])
+                        message = torch.cat([answer.flatten() for answer in own]).to(self.dtype)
                         if host == self.rank:
                             packed.setdefault(member, []).append(message)
                         else:
                             sends.append((host, message))
                     elif host == self.rank:
-                        message = torch.empty(self.floats(member, replica, self.answers, size), device=self.device)
+                        floats = self.floats(member, replica, self.answers, size)
+                        message = torch.empty(floats, dtype=self.dtype, device=self.device)
                         packed.setdefault(member, []).append(message)
                         receives.append((source, message))
         self.transfer(sends, receives)
         mine = self.placement.replica_on(self.rank)
-        totals = {member: sum(rest, first) for member, (first, *rest) in packed.items()}
+        usual = torch.get_default_dtype()
+        totals = {
+            member: sum((m.to(usual) for m in rest), first.to(usual)) for member, (first, *rest) in packed.items()
+        }
         return {member: self.split(total, self.answers, member, mine, size) for member, total in totals.items()}
 
     @property
@@ -159,6 +170,7 @@ class Exchange:
         self.wait([work for work, _ in self.sending])
         self.sending.clear()
 
+    @span("wait")
     def wait(self, works: Sequence[dist.Work]) -> None:
         with between_ranks():
             for work in works:
@@ -169,7 +181,8 @@ class Exchange:
         return (rows.stop - rows.start) * sum(self.widths[name][member] for name in names)
 
     def unpack(self, message: Tensor, member: int, replica: int, size: int) -> Fields:
-        return self.split(message[checksum_floats() :], self.routes[self.rank, member, replica], member, replica, size)
+        values = message[self.checksum_floats :].to(torch.get_default_dtype())
+        return self.split(values, self.routes[self.rank, member, replica], member, replica, size)
 
     def split(self, message: Tensor, names: Sequence[str], member: int, replica: int, size: int) -> Fields:
         values = message.split([self.floats(member, replica, [name], size) for name in names])
@@ -238,23 +251,32 @@ class Exchange:
                 if host != source
             ),
             "predictions": predictions,
-            "checksums": checksum_floats() * len(self.routes),
+            "checksums": self.checksum_floats * len(self.routes),
+        }
+        sums = {
             "shared gradients": 2 * (len(placement.member_ranks) - 1) * num_common,
             "gradients of replicas": 2 * (placement.replicas - 1) * num_own,
             "gradients of w": 2 * (len(placement.discriminators) - 1) * num_w,
         }
-        return {name: torch.get_default_dtype().itemsize * count for name, count in floats.items() if count > 0}
+        sent = [(self.dtype, floats), (torch.get_default_dtype(), sums)]
+        return {name: dtype.itemsize * count for dtype, of in sent for name, count in of.items() if count > 0}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.wire or torch.get_default_dtype()
 
-def pack(values: Sequence[Tensor], mark: Tensor) -> Tensor:
-    """One flat message of torch's default float, which begins with the bits of the checksum."""
-    dtype = torch.get_default_dtype()
-    return torch.cat([mark.view(dtype)] + [value.detach().to(dtype).flatten() for value in values])
+    @property
+    def checksum_floats(self) -> int:
+        """The length of an int64 checksum, in numbers of a message."""
+        return torch.int64.itemsize // self.dtype.itemsize
 
+    def rounded(self, value: Tensor) -> Tensor:
+        """As a receiver elsewhere would have it."""
+        return value.detach() if self.wire is None else value.detach().to(self.wire).to(torch.get_default_dtype())
 
-def checksum_floats() -> int:
-    """The length of an int64 checksum, in floats of a message."""
-    return torch.int64.itemsize // torch.get_default_dtype().itemsize
+    def pack(self, values: Sequence[Tensor], mark: Tensor) -> Tensor:
+        """One flat message, which begins with the bits of the checksum."""
+        return torch.cat([mark.view(self.dtype)] + [value.detach().to(self.dtype).flatten() for value in values])
 
 
 def routes(placement: Placement, traffic: Traffic) -> Routes:

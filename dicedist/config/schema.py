@@ -285,6 +285,12 @@ class OodConfig:
 @dataclass
 class DistributedConfig:
     timeout: float = key("seconds that a rank waits for another", above=0)
+    wire: str = key(
+        "numbers of messages between members and w: fp32 | bf16: half the bytes, rounded in every placement alike",
+        choices=("fp32", "bf16"),
+        scope=Scope.RESULT,
+        default="fp32",
+    )
 
 
 @dataclass
@@ -340,6 +346,11 @@ class Config:
     ood: OodConfig = key("images of other things", scope=Scope.START)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
+    profile: bool = key(
+        "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
+        scope=Scope.START,
+        default=False,
+    )
 
     @property
     def uses_average(self) -> bool:

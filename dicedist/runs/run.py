@@ -114,6 +114,9 @@ class Run(Results):
     def system_file(self) -> Path:
         return self.directory / "system.jsonl"
 
+    def trace_file(self, rank: int) -> Path:
+        return self.directory / "traces" / f"rank-{rank}.json"
+
     @property
     def changes_file(self) -> Path:
         """Keys that were changed on purpose between two starts."""

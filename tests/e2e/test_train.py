@@ -154,10 +154,17 @@ def test_signals_before_torch_is_imported(tmp_path, module):
     assert code == 75, told
 
 
+def imports_torch(pid):
+    """False also for a process that has just ended."""
+    try:
+        return "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_repeated_signals_while_ranks_import_torch(tmp_path):
     process = started(tmp_path, "dicedist.launch")
-    importing = lambda rank: "libtorch_python" in Path(f"/proc/{rank.pid}/maps").read_text()  # noqa: E731
-    while not any(map(importing, psutil.Process(process.pid).children())):
+    while not any(imports_torch(child.pid) for child in psutil.Process(process.pid).children()):
         time.sleep(0.01)
     code, told = end_of(process, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     assert code == 75 and told.count("\n") <= 1, told

@@ -39,15 +39,28 @@ def test_every_placement_equals_one_process(members, placements):
             assert values[name] == pytest.approx(value, rel=1e-5, abs=1e-6), (world_size, name)
 
 
-def count_messages(rank, world_size, size):
+def test_messages_of_half_the_bytes_are_rounded_alike_in_every_placement():
+    overrides = (2, *LATE, "redundancy.delta=0.5", "distributed.wire=bf16")
+    expected, values = together(1, overrides)
+    for world_size in (2, 3):
+        weights, found = together(world_size, overrides)
+        for part, tensors in expected.items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(weights[part][name], tensor, atol=1e-6, rtol=1e-5)
+        assert found == pytest.approx(values, rel=1e-5, abs=1e-6)
+    rounded, exact = (together(1, keys, num_steps=1)[1]["redundancy"] for keys in (overrides, overrides[:-1]))
+    assert 1e-6 < abs(rounded - exact) < 0.02
+
+
+def count_messages(rank, world_size, size, wire):
     import torch.distributed as dist
 
-    step = build_step(configured(size), rank, world_size)
+    step = build_step(configured(size, f"distributed.wire={wire}"), rank, world_size)
     sent = []
     original = dist.batch_isend_irecv
 
     def counting(operations):
-        sent.append([op.tensor.numel() * 4 for op in operations if op.op is dist.isend])
+        sent.append([op.tensor.nbytes for op in operations if op.op is dist.isend])
         return original(operations)
 
     dist.batch_isend_irecv = counting
@@ -58,12 +71,13 @@ def count_messages(rank, world_size, size):
     return sent, step.exchange.bytes_per_step(B)
 
 
-def test_a_step_is_one_gather_and_one_scatter_of_the_stated_size():
+@pytest.mark.parametrize(("wire", "width"), [("fp32", 4), ("bf16", 2)])
+def test_a_step_is_one_gather_and_one_scatter_of_the_stated_size(wire, width):
     size, dims = 4, 64
-    results = run_ranks(5, count_messages, 5, size)
+    results = run_ranks(5, count_messages, 5, size, wire)
     sent = [group for groups, _ in results for group in groups]
     assert len(sent) == 5 * 2  # every rank takes part once in the gather and once in the scatter
-    features, gradients, checksums = 2 * size * B * dims * 4, size * B * dims * 4, size * 8
+    features, gradients, checksums = 2 * size * B * dims * width, size * B * dims * width, size * 8
     assert sum(map(sum, sent)) == features + gradients + checksums
     assert results[0][1] == {"features": features, "gradients": gradients, "checksums": checksums}
 

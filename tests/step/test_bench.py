@@ -28,8 +28,8 @@ def test_the_phases_of_a_step_make_up_the_step(tmp_path):
     speed, whole = seconds.pop("images/s of a member"), seconds.pop("whole step")
     assert sum(seconds.values()) == pytest.approx(whole)
     assert speed == pytest.approx(8 / whole)
-    assert all(0 < seconds[name] < whole for name in ("forward", "backward", "optimiser", "gradient of w", "w learns"))
-    assert seconds["idle"] < 0.01 * whole
+    assert all(0 < seconds[name] < whole for name in ("encode", "backward", "optimiser", "redundancy", "learn"))
+    assert seconds["wait"] < 0.01 * whole
     assert "images/s of a member" in printed
 
 

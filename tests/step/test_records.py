@@ -1,8 +1,14 @@
 """The contract of record names: what training writes is what the report reads."""
 
+import json
+from collections import Counter
+
 import pytest
 
+from dicedist.algorithm import spans
+from dicedist.benchmarks.step import SPANS
 from dicedist.reporting import adversary, dynamics
+from dicedist.runs.run import Run
 from tests.support.tiny import records_of, train
 
 
@@ -34,3 +40,11 @@ def test_a_method_records_the_schedules_that_it_follows(tmp_path):
     train(tmp_path, "method=ind", "max_steps=4")
     names = {name for record in records_of(tmp_path / "tiny") for name in record if name.startswith("schedule/")}
     assert names == {"schedule/learning_rate"}
+
+
+def test_a_trace_names_the_spans_of_a_step(tmp_path):
+    train(tmp_path, "profile=true")
+    traced = json.loads(Run(tmp_path / "tiny").trace_file(0).read_text())["traceEvents"]
+    names = Counter(event["name"] for event in traced if event.get("cat") == "user_annotation")
+    assert {name: names[name] for name in SPANS if name != "wait"} == {name: 5 for name in SPANS if name != "wait"}
+    assert spans.listener is None
