@@ -219,7 +219,10 @@ def tradeoff(curves: Sequence[Curve]) -> Section:
         "Up is more diverse, to the right are better members; a curve that lies above another is more diverse at the "
         "same accuracy. Bars are deviations of accuracy over seeds.",
         legend(names)
-        + grid([figure("Diversity against individual accuracy", panel.draw(f"Ratio-error: {words}."))], "two")
+        + grid(
+            [figure("Diversity against individual accuracy, one key varied", panel.draw(f"Ratio-error: {words}."))],
+            "two",
+        )
         + equal_accuracy(curves),
     )
 
