@@ -66,7 +66,7 @@ def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
 
     size = ensemble_size(config)
     fixed = [] if isinstance(size, int) else [f"ensemble.size={DEFAULT_SIZE}"]
-    needs_w = Method(config.method).adversarial is not None
+    needs_w = Method(config.method).counterpart is not None
     parts = ranks_of(DEFAULT_SIZE if fixed else int(size), needs_w, config.ensemble.replicas)
     return max(1, min(torch.cuda.device_count(), parts)), fixed
 

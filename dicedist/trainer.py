@@ -55,14 +55,15 @@ def train(config: Config) -> None:
     tune_malloc()
     method, run = Method(config.method), Run.of(config)
     config.network.inputs = sources.vector_width(config.data)
-    needs_w, replicas, size = method.adversarial is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    needs_w, replicas, size = method.counterpart is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    called = method.counterpart.part if method.counterpart else ""
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_unreadable(config.ood.sets, config.network.inputs)
-        place(world_size(), size, needs_w, replicas)
+        place(world_size(), size, needs_w, replicas, called=called)
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
-    placement = place(world_size(), size, needs_w, replicas, node_of)
+    placement = place(world_size(), size, needs_w, replicas, node_of, called)
     config.ensemble.size = placement.num_members
     check_members(config, method, placement.num_members, len(placement.member_ranks))
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
@@ -181,6 +182,7 @@ class Trainer:
         """The parts that this rank saves: of those that several ranks hold, the first of them."""
         placement, rank = self.placement, self.world.rank
         mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
+        mine += self.hosted.companions.values()
         mine += self.hosted.common if rank == placement.member_ranks[0] else []
         mine += [self.hosted.discriminator] if self.hosted.discriminator else []
         return mine + self.trajectories.parts

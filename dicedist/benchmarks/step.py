@@ -43,7 +43,7 @@ WARM_UP, STEPS = 2, 6
 
 def step(config: Config) -> list[dict[str, Any]]:
     """Seconds of each phase and images/s of every rank, in one process or under torchrun; only rank 0 has them all."""
-    placement = place(world_size(), config.ensemble.size, Method(config.method).adversarial is not None)
+    placement = place(world_size(), config.ensemble.size, Method(config.method).counterpart is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
         timed = bench_step(config, world, source.num_classes)
@@ -94,7 +94,7 @@ def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) 
 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:
-    placement = place(world.size, config.ensemble.size, Method(config.method).adversarial is not None)
+    placement = place(world.size, config.ensemble.size, Method(config.method).counterpart is not None)
     return assemble(config, placement, world, num_classes, steps_per_epoch=1000)[0]
 
 

@@ -6,6 +6,7 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
+A fusion in the place of w reads maps and logits, and answers its logits beside the gradients of the maps.
 Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
 host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
 and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dicedist.algorithm.batch import share
-from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
+from dicedist.algorithm.messages import Fields, Gathered, Traffic
 from dicedist.algorithm.networks.batch_norm import synchronise
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
@@ -41,7 +42,7 @@ class Exchange:
     device: torch.device
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     routes: Routes
-    compared: Sequence[int]  # the members whose features w reads
+    compared: Sequence[int]  # the members whose fields w reads
     features: tuple[str, ...] = ()  # what w reads of them
     answers: tuple[str, ...] = ("mean",)  # what w answers
     member_group: dist.ProcessGroup | None = None
@@ -216,7 +217,7 @@ class Exchange:
         placement = self.placement
         features, predictions = (
             sum(
-                self.floats(member, replica, [name for name in names if (name in FEATURES) == of_w], size)
+                self.floats(member, replica, [name for name in names if (name in self.features) == of_w], size)
                 for (_, member, replica), names in self.routes.items()
             )
             for of_w in (True, False)

@@ -22,7 +22,8 @@ REPORTER = 0  # the rank that keeps the records, prints the output, and receives
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminator: int | None  # its rank
+    discriminator: int | None  # its rank, or that of what the method has in its place
+    called: str = "discriminator"
 
     @property
     def num_members(self) -> int:
@@ -56,7 +57,7 @@ class Placement:
     def parts_on(self, rank: int) -> list[str]:
         which = f" replica {self.replica_on(rank)}" if self.replicas > 1 else ""
         parts = [f"member {member}{which}" for member in self.members_on(rank)]
-        return parts + (["discriminator"] if rank == self.discriminator else [])
+        return parts + ([self.called] if rank == self.discriminator else [])
 
 
 def place(
@@ -65,8 +66,9 @@ def place(
     needs_discriminator: bool,
     replicas: int = 1,
     node_of: Sequence[int] | None = None,
+    called: str = "discriminator",
 ) -> Placement:
-    """node_of: the node of each rank; all on one by default."""
+    """node_of: the node of each rank; all on one by default. called: what the method has for a discriminator."""
     node_of = node_of or [0] * world_size
     spare = 1 if needs_discriminator and world_size > 1 else 0
     fitting = max(1, (world_size - spare) // replicas) if world_size > 1 else DEFAULT_SIZE
@@ -82,7 +84,7 @@ def place(
         given = "1 rank is" if world_size == 1 else f"{world_size} ranks are"
         raise ValueError(
             f"{given} too {'many' if world_size > largest else 'few'} for {named}"
-            f"{' and a discriminator' if needs_discriminator else ''}: {launch_line(largest)} or another ensemble.size"
+            f"{f' and a {called}' if needs_discriminator else ''}: {launch_line(largest)} or another ensemble.size"
         )
     discriminator = most_crowded(range(world_size), node_of, node_of) if needs_discriminator else None
     alone = needs_discriminator and world_size == largest
@@ -93,7 +95,7 @@ def place(
     if needs_discriminator and not alone:
         fewest = [rank for (rank,) in groups if hosts.count((rank,)) == share]
         discriminator = most_crowded(fewest, node_of, [node_of[rank] for (rank,) in hosts])
-    return Placement(world_size, hosts, discriminator)
+    return Placement(world_size, hosts, discriminator, called)
 
 
 def ranks_of(num_members: int, needs_discriminator: bool, replicas: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dicedist import metrics
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.objectives.pcl import Fusion
 from dicedist.algorithm.parts import Hosted

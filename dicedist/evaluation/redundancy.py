@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dicedist.algorithm.adversary import Features
-from dicedist.algorithm.build import build_adversary
+from dicedist.algorithm.build import build_counterpart
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
@@ -168,7 +168,7 @@ def load_discriminator(config: Config, method: Method, num_classes: int, found: 
     """The w that a run has trained; None if its method has none that estimates redundancy."""
     if method.estimator is None:
         return None
-    w = build_adversary(config, method, config.num_members, num_classes)
+    w = build_counterpart(config, method, config.num_members, num_classes)
     assert isinstance(w, Discriminator)
     checkpoint.load_weights(w, checkpoint.load_part(found, "discriminator", w))
     return w

@@ -11,6 +11,7 @@ import time
 import torch
 
 from dicedist.algorithm.step import Step
+from dicedist.algorithm.targets import Targets
 from dicedist.cluster.world import World
 from dicedist.config.schema import Config
 from dicedist.data.order import num_batches
@@ -44,7 +45,7 @@ class Rehearsal:
         self.world, self.hosted = world, step.hosted
         self.inputs = zeros(-(-config.batch_size // step.replicas), source)
         self.read_at_once = zeros(min(BATCH, 128), source)
-        self.labels_B = torch.arange(config.batch_size) % source.num_classes
+        self.targets = Targets(torch.arange(config.batch_size) % source.num_classes)
         uncopied = {id(step.exchange): step.exchange}  # a synchronised batch norm refers to it
         self.members = [copy.deepcopy(part.module, {**uncopied}) for part in [*self.hosted.members.values()][:1]]
         self.trunk = copy.deepcopy(self.hosted.trunk.module, uncopied) if self.hosted.trunk else torch.nn.Identity()
@@ -74,8 +75,8 @@ class Rehearsal:
     def learn(self) -> None:
         if self.w is None or self.optimizer is None:
             return
-        self.w.answers(self.read, self.labels_B, self.now, (0, 0))
-        self.w.study(self.optimizer, self.read, self.labels_B, self.now, (0, 0))
+        self.w.answers(self.read, self.targets, self.now, (0, 0))
+        self.w.study(self.optimizer, self.read, self.targets, self.now, (0, 0))
 
     @torch.inference_mode()
     def seconds_of_reading(self) -> float:

@@ -52,7 +52,7 @@ def alone():
     return results
 
 
-WITH_W = [(method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice", "dibs")]
+WITH_W = [(method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice", "dibs", "ffl")]
 BRANCHES = [case for case in CASES if case[1] == "branch"]
 
 

@@ -77,7 +77,7 @@ def compare(world_size, cases, tolerance=1e-4, alone=(), of=""):
         assert what_waits_for_ever([results[nth][1] for results in by_rank]) == [], case
 
 
-ADVERSARIAL = [case for case in CASES if Method(config_of(*case).method).adversarial is not None]
+ADVERSARIAL = [case for case in CASES if Method(config_of(*case).method).counterpart is not None]
 TOGETHER = [("dice", "net"), ("dice", "branch"), ("okddip_dice", "branch"), ("ind", "branch")]
 
 

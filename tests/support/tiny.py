@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def build(run_dir, *overrides, rank=0, world_size=1, device=CPU):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
-    needs_w = method.adversarial is not None
+    needs_w = method.counterpart is not None
     placement = place(world_size, config.ensemble.size, needs_w, config.ensemble.replicas)
     source = sources.load(config.data, labels_only=not placement.members_on(rank))
     (run_dir / "tiny").mkdir(parents=True, exist_ok=True)
