@@ -32,6 +32,7 @@ from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.sources import Split
 from dicedist.evaluation.evaluator import BATCH, Evaluator
+from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.readings import read
 from dicedist.evaluation.redundancy import load_discriminator
 from dicedist.evaluation.tables import show
@@ -397,14 +398,15 @@ class Trainer:
                 write_report([self.run], self.run.report_file)
             return
         dims = feature_dims(config, config.num_members)
-        w = None
+        w, found, hosts = None, None, [self.placement.host_of[number // each] for number in members]
         if self.world.reports:
-            found = checkpoint.read(checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator"])
+            path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
+            found = checkpoint.read(path, needed)
             w = load_discriminator(config, self.method, self.source.num_classes, found)
         evaluator = Evaluator(
             self.predictors,
             members,
-            [self.placement.host_of[number // each] for number in members],
+            hosts,
             self.control,
             self.world.device,
             self.source,
@@ -413,6 +415,9 @@ class Trainer:
             self.done,
             self.method.student(len(members)),
             stage=self.tracker.stage,
+            fusing=fusing_of(
+                config, self.method, members, hosts, self.control, self.source.num_classes, self.world.device, found
+            ),
         )
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate, config.ood, config.calibration, config.data.root)

@@ -221,6 +221,15 @@ def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
         raise ValueError(f"{path} is damaged: it is not a safetensors file") from error
 
 
+def tensors_of(checkpoint: Checkpoint, name: str) -> Tensors:
+    """All tensors of a part, whatever module they are of."""
+    path = checkpoint.path / f"{name}.safetensors"
+    if path.name not in checkpoint.files:
+        raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
+    with safe_open(path, "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}
+
+
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
     """Whether these are all weights of the module, perhaps averages of all of them, and plus only optimiser counters
     and values of a parameter's shape."""

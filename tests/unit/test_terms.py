@@ -81,7 +81,7 @@ def test_a_warming_average_is_the_mean_of_the_first_weights():
 
 def test_the_shares_of_a_fusion_add_up_to_one_dense_layer():
     fusion, features = Fusion([3, 5], 4), [torch.randn(6, 3), torch.randn(6, 5)]
-    torch.testing.assert_close(fusion.fused(features), fusion.dense(torch.cat(features, 1)))
+    torch.testing.assert_close(fusion(features), fusion.dense(torch.cat(features, 1)))
     assert sum(parameter.numel() for parameter in Fusion([64] * 3, 100).parameters()) == 19_300
 
 
