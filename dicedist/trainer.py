@@ -1,7 +1,8 @@
 """A training from its first step to its last: the loop, what ranks agree on in between, saving, validation, results."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -30,11 +31,11 @@ from dicedist.data.ood import refuse_unreadable
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import refuse_unwritable
-from dicedist.data.sources import Split
+from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.evaluator import BATCH, Evaluator
 from dicedist.evaluation.fusing import fusing_of
-from dicedist.evaluation.readings import read
-from dicedist.evaluation.redundancy import load_discriminator
+from dicedist.evaluation.readings import Readings, read
+from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator
 from dicedist.evaluation.tables import show
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
@@ -350,28 +351,45 @@ class Trainer:
         return self.validated < self.done and at_the_end and len(self.source.val) > 0
 
     def validate(self) -> None:
-        split = self.source.val
-        readings = None
+        """Reads the held-out images, and some of the training set; all ranks together, or none if one is stopped."""
+        splits = {name: split for name, split in (("val", self.source.val), ("train_set", self.watched)) if len(split)}
+        readings: dict[str, dict[int, Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
-            progress = self.tracker.stage(len(split), f"validation {self.source.kind}")
-            readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
-            progress.clear()
-        self.stopping = bool(self.control.agree(readings is None))
-        if readings is None or self.stopping:
+            for name, split in splits.items():
+                noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
+                progress = self.tracker.stage(len(split), noun)
+                readings[name] = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
+                progress.clear()
+        self.stopping = bool(self.control.agree(len(readings) < len(splits)))
+        if self.stopping:
             return
-        shape = (len(split), self.source.num_classes)
-        logits = self.control.collect(
-            {member: reading.logits_NK for member, reading in readings.items()},
-            [shape] * self.placement.num_members,
-            self.placement.host_of,
+        logits = {name: self.collect_logits(readings[name], split) for name, split in splits.items()}
+        nats = held_out_redundancy(
+            self.config, self.method, self.placement, self.control, self.hosted, readings["val"], self.source
         )
-        if logits is not None:
-            measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
-            named = {f"val/{name}": value for name, value in measures.items()}
+        named = {} if nats is None else {"val/redundancy_nats": nats}
+        for name, found in logits.items():
+            if found is not None:
+                measures = metrics.validation_measures if name == "val" else metrics.training_measures
+                measured = measures(torch.stack(found), splits[name].labels_N)
+                named |= {f"{name}/{measure}": value for measure, value in measured.items()}
+        if self.world.reports:
             self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
-        self.weigh_members(logits)
+        self.weigh_members(logits["val"])
         self.validated = self.done
         self.sync_and_log()
+
+    @functools.cached_property
+    def watched(self) -> Split:
+        """Training images on which diversity is read beside validation, as many of each class as possible."""
+        labels_N = self.source.train.labels_N
+        return sources.part(self.source.train, some_of_each(labels_N, self.config.evaluate.train_images))
+
+    def collect_logits(self, readings: Mapping[int, Readings], split: Split) -> list[torch.Tensor] | None:
+        """All ranks call; the reporter receives those of every member."""
+        mine = {member: reading.logits_NK for member, reading in readings.items()}
+        shapes = [(len(split), self.source.num_classes)] * self.placement.num_members
+        return self.control.collect(mine, shapes, self.placement.host_of)
 
     def weigh_members(self, logits: list[torch.Tensor] | None) -> None:
         """All ranks, if the method wants it: members' weights from their held-out logits, which rank 0 has."""

@@ -28,7 +28,8 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     steps_per_epoch = num_batches(len(source.train), config.batch_size)
     validations = steps_left // (steps_per_epoch * config.evaluate.every_epochs) + 1
     held_out = len(source.val) or len(source.test)
-    images = validations * len(source.val) + len(source.test) + (held_out if step.method.estimator else 0)
+    watched = min(config.evaluate.train_images, len(source.train)) if len(source.val) else 0
+    images = validations * (len(source.val) + watched) + len(source.test) + (held_out if step.method.estimator else 0)
     # The estimate of redundancy compares pairs as one learning step does, without its backward pass.
     reads_w = step.method.estimator is not None and step.hosted.w is not None
     estimates = DRAWS * held_out / config.batch_size / config.redundancy.num_steps / 2 if reads_w else 0
