@@ -39,6 +39,7 @@ OF_STEP = {
 }
 OF_EXCHANGE = {"gather": "gather", "scatter": "scatter", "wait": "idle"}  # idle: until a message has arrived
 WARM_UP, STEPS = 2, 6
+STEPS_PER_EPOCH = 1000
 
 
 def step(config: Config) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:
     placement = place(world.size, config.ensemble.size, Method(config.method).counterpart is not None)
-    return assemble(config, placement, world, num_classes, steps_per_epoch=1000)[0]
+    return assemble(config, placement, world, num_classes, STEPS_PER_EPOCH)[0]
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
@@ -118,10 +119,20 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
 
 def with_method(config: Config, name: str, structure: str = "net") -> Config:
-    """The config with a method and the redundancy.scale of its YAML; ValueError if it has no such structure."""
+    """The config with a method and what its YAML says of a step; ValueError if it has no such structure."""
     other = compose_config([f"method={name}", f"structure={structure}"])
-    redundancy = replace(config.redundancy, scale=other.redundancy.scale)
-    return replace(config, method=other.method, structure=structure, redundancy=redundancy)
+    changed = replace(
+        config,
+        method=other.method,
+        structure=structure,
+        redundancy=replace(config.redundancy, scale=other.redundancy.scale),
+        data=replace(config.data, per_member=other.data.per_member, noise=other.data.noise),
+        optimizer=replace(config.optimizer, ema=other.optimizer.ema, ema_warmup=other.optimizer.ema_warmup),
+        trajectory=other.trajectory,
+    )
+    if other.trajectory["kind"] == "none":
+        return changed
+    return replace(changed, epochs=other.epochs, schedules=other.schedules)
 
 
 def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:
