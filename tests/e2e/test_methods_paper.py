@@ -126,7 +126,8 @@ def test_a_figure_without_ours_says_what_it_needs():
 
 
 def test_hours_are_given_beforehand(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(paper.sources, "load", lambda data: sources.load(compose_config(["data=shapes"]).data))
+    drawn = sources.load(compose_config(["data=shapes", "data.train_limit=64"]).data)
+    monkeypatch.setattr(paper.sources, "load", lambda data: drawn)
     steps = ("network=resnet8", "batch_size=8", "epochs=2", f"run.dir={tmp_path}")
     jobs = [paper.job_of(read_cell(f"small/{name}"), seed, steps) for name in ("ffl", "csgld") for seed in (0, 1)]
     lines = paper.forecast(jobs).splitlines()
