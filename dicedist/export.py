@@ -10,7 +10,8 @@ Examples:
     onnx          onnxruntime.InferenceSession(FILE).run(None, {"images": images})
     safetensors   dicedist.Ensemble.load(FILE).predict(images)
 
-All take any number of images and answer label, probabilities, member_logits, disagreement, confidence and ood_score.
+All take any number of images and answer label, probabilities, member_logits, disagreement, confidence and ood_score;
+where the method trains a fused classifier (ffl, pcl) also fused_label and fused_probabilities.
 All carry class names, normalisation, networks and temperature as JSON under "about". A file appears under its name when
 it was loaded again and gave what the networks give.
 """

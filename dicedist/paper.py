@@ -3,7 +3,8 @@
     launch/paper --list                                       every cell and table
     launch/paper --table cifar10                              a table, three seeds each
     launch/paper --cell cifar100/resnet32-net4-dice --seeds 0
-    launch/paper --scale small                                a comparison in small, for two cores and under 2 hours
+    launch/paper --scale small                                every method in small: says first how many hours it takes
+    launch/paper --scale small --forecast                     only says that
     launch/paper --table ood --csv ood.csv --page ood.html    the same as a file, and as a page
     launch/paper --table size --dir trial max_steps=100       any key of the training config
 
@@ -16,25 +17,31 @@ import argparse
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from dicedist.benchmarks.methods import device_hours
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
 from dicedist.console.lines import say
 from dicedist.console.tables import table
+from dicedist.data import sources
 from dicedist.evaluation.cost import cost
 from dicedist.reporting.markup import apart
 from dicedist.reporting.page import write_comparison
 from dicedist.reporting.paper import Cell, Figure, find_cells
 from dicedist.reporting.records import Pooled, dig, pool
 from dicedist.runs.files import replace_text
-from dicedist.runs.jobs import Job, ranks_for
+from dicedist.runs.jobs import Job, num_devices, ranks_for
 
 SMALL = "small"
+DEVICE = "GPU" if torch.cuda.is_available() else "core"
 HEAD = ("table", "cell", "measure", "paper", "ours", "seeds", "note")
 
 
@@ -42,14 +49,17 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     cells = chosen(options, find_cells())
     if options.list:
-        rows = [[cell.name, figure.table, figure.measure, str(figure), needs(cell)] for cell, figure in cells]
-        say(table(["cell", "table", "measure", "paper", "needs"], rows))
+        rows = [[cell.name, figure.table, figure.measure, str(figure)] for cell, figure in cells]
+        say(table(["cell", "table", "measure", "paper"], rows))
         return
-    comparable = [(cell, figure) for cell, figure in cells if not cell.missing]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     overrides = (*options.overrides, f"run.dir={options.dir}")
-    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in comparable}
+    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in cells}
     every = [job for of_cell in jobs.values() for job in of_cell]
+    if options.forecast or options.scale:
+        say(forecast([job for job in every if job.result is None]))
+    if options.forecast:
+        return
     try:
         failed = [job.name for job in every if not finish(job, options.nproc or ranks_for(job.config))]
     finally:
@@ -66,6 +76,7 @@ def run(arguments: Sequence[str]) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("launch/paper", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--list", action="store_true", help="show the cells, run none")
+    parser.add_argument("--forecast", action="store_true", help="say how many hours the runs take here, run none")
     parser.add_argument("--table", help="all cells of a table")
     parser.add_argument("--cell", help="a single one")
     parser.add_argument("--scale", choices=[SMALL], help=f"small: the same as --table {SMALL} --seeds 0,1")
@@ -130,8 +141,28 @@ def finish(job: Job, ranks: int) -> bool:
     return code == 0 and job.result is not None
 
 
-def needs(cell: Cell) -> str:
-    return "a method that is not here" if cell.missing else ""
+def needs(figure: Figure, num_results: int) -> str:
+    """What a figure without a number of ours lacks."""
+    if not num_results:
+        return "needs a run"
+    group, _, rest = figure.measure.partition(".")
+    return f"needs the OOD set {rest.partition('.')[0]}" if group == "ood" else "needs an evaluation by this version"
+
+
+def forecast(jobs: Sequence[Job]) -> str:
+    """How long runs take on the cores of this machine, from a few steps of each experiment."""
+    if not jobs:
+        return "all runs are finished"
+    runs = Counter(job.name.partition(" seed ")[0] for job in jobs)
+    configs = {job.name.partition(" seed ")[0]: job.config for job in jobs}
+    data = {name: (config.data.name, config.data.train_limit, config.data.split) for name, config in configs.items()}
+    loaded = {key: sources.load(configs[name].data) for key, name in {data[name]: name for name in configs}.items()}
+    hours = {name: device_hours(config, loaded[data[name]]) for name, config in configs.items()}
+    rows = [[name, str(count), f"{hours[name]:.2f}", f"{count * hours[name]:.2f}"] for name, count in runs.items()]
+    devices, total = num_devices(), sum(count * hours[name] for name, count in runs.items())
+    shown = table(["experiment", "runs to go", f"hours of a {DEVICE} each", "together"], rows)
+    alone = f"{total / devices:.1f} hours if all {devices} here have nothing else to do"
+    return f"{shown}\nabout {total:.1f} hours of a {DEVICE}: {alone}"
 
 
 def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Job]]) -> list[list[str]]:
@@ -141,8 +172,9 @@ def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Jo
         values = measured(cell, figure, [result for result in found if result is not None])
         ours = pool([value / figure.unit for value in values])
         is_apart = ours is not None and figure.pooled is not None and apart(ours, figure.pooled)
-        seeds = f"{len(values)} of {len(found)}" if found else ""
-        note = "apart" if is_apart else needs(cell)
+        seeds = f"{len(values)} of {len(found)}"
+        known = sum(result is not None for result in found)
+        note = "apart" if is_apart else "" if values else needs(figure, known)
         rows.append([figure.table, cell.name, figure.measure, str(figure), mean_and_deviation(ours), seeds, note])
     return rows
 

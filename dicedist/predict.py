@@ -13,6 +13,7 @@ Images of any format and size: the short side is brought to the size that the ru
     confidence     0..1, calibrated by the run's evaluation
     disagreement   0..1, the share of pairs of members that predict different classes
     entropy, mutual information     in nats (jsonl only): all the uncertainty, and its part that members disagree about
+    fused_label    of the fused classifier, where the method trains one (jsonl only); all else is of the members' mean
     ood score      0..1, low for images unlike those that the run was trained on
 
 An image that cannot be read is a line that says why. The exit code is 0 if any could be read, 2 if none or refused.

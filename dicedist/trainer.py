@@ -1,7 +1,8 @@
 """A training from its first step to its last: the loop, what ranks agree on in between, saving, validation, results."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -30,10 +31,11 @@ from dicedist.data.ood import refuse_unreadable
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import refuse_unwritable
-from dicedist.data.sources import Split
+from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.evaluator import BATCH, Evaluator
-from dicedist.evaluation.readings import read
-from dicedist.evaluation.redundancy import load_discriminator
+from dicedist.evaluation.fusing import fusing_of
+from dicedist.evaluation.readings import Readings, read
+from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator
 from dicedist.evaluation.tables import show
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
@@ -57,14 +59,15 @@ def train(config: Config) -> None:
     tune_malloc()
     method, run = Method(config.method), Run.of(config)
     config.network.inputs = sources.vector_width(config.data)
-    needs_w, replicas, size = method.adversarial is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    needs_w, replicas, size = method.counterpart is not None, config.ensemble.replicas, resume.ensemble_size(config)
+    called = method.counterpart.part if method.counterpart else ""
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_unreadable(config.ood.sets, config.network.inputs)
-        place(world_size(), size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
+        place(world_size(), size, needs_w, replicas, ranks_of_w=config.redundancy.ranks, called=called)
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
-    placement = place(world_size(), size, needs_w, replicas, node_of, config.redundancy.ranks)
+    placement = place(world_size(), size, needs_w, replicas, node_of, config.redundancy.ranks, called)
     config.ensemble.size = placement.num_members
     check_members(config, method, placement.num_members, len(placement.member_ranks), len(placement.discriminators))
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
@@ -196,6 +199,7 @@ class Trainer:
         """The parts that this rank saves: of those that several ranks hold, the first of them."""
         placement, rank = self.placement, self.world.rank
         mine = [part for member, part in self.hosted.members.items() if placement.host_of[member] == rank]
+        mine += self.hosted.companions.values()
         mine += self.hosted.common if rank == placement.member_ranks[0] else []
         mine += [self.hosted.discriminator] if self.hosted.discriminator and rank == placement.discriminator else []
         return mine + self.trajectories.parts
@@ -364,28 +368,45 @@ class Trainer:
         return self.validated < self.done and at_the_end and len(self.source.val) > 0
 
     def validate(self) -> None:
-        split = self.source.val
-        readings = None
+        """Reads the held-out images, and some of the training set; all ranks together, or none if one is stopped."""
+        splits = {name: split for name, split in (("val", self.source.val), ("train_set", self.watched)) if len(split)}
+        readings: dict[str, dict[int, Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
-            progress = self.tracker.stage(len(split), f"validation {self.source.kind}")
-            readings = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
-            progress.clear()
-        self.stopping = bool(self.control.agree(readings is None))
-        if readings is None or self.stopping:
+            for name, split in splits.items():
+                noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
+                progress = self.tracker.stage(len(split), noun)
+                readings[name] = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
+                progress.clear()
+        self.stopping = bool(self.control.agree(len(readings) < len(splits)))
+        if self.stopping:
             return
-        shape = (len(split), self.source.num_classes)
-        logits = self.control.collect(
-            {member: reading.logits_NK for member, reading in readings.items()},
-            [shape] * self.placement.num_members,
-            self.placement.host_of,
+        logits = {name: self.collect_logits(readings[name], split) for name, split in splits.items()}
+        nats = held_out_redundancy(
+            self.config, self.method, self.placement, self.control, self.hosted, readings["val"], self.source
         )
-        if logits is not None:
-            measures = metrics.validation_measures(torch.stack(logits), split.labels_N)
-            named = {f"val/{name}": value for name, value in measures.items()}
+        named = {} if nats is None else {"val/redundancy_nats": nats}
+        for name, found in logits.items():
+            if found is not None:
+                measures = metrics.validation_measures if name == "val" else metrics.training_measures
+                measured = measures(torch.stack(found), splits[name].labels_N)
+                named |= {f"{name}/{measure}": value for measure, value in measured.items()}
+        if self.world.reports:
             self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
-        self.weigh_members(logits)
+        self.weigh_members(logits["val"])
         self.validated = self.done
         self.sync_and_log()
+
+    @functools.cached_property
+    def watched(self) -> Split:
+        """Training images on which diversity is read beside validation, as many of each class as possible."""
+        labels_N = self.source.train.labels_N
+        return sources.part(self.source.train, some_of_each(labels_N, self.config.evaluate.train_images))
+
+    def collect_logits(self, readings: Mapping[int, Readings], split: Split) -> list[torch.Tensor] | None:
+        """All ranks call; the reporter receives those of every member."""
+        mine = {member: reading.logits_NK for member, reading in readings.items()}
+        shapes = [(len(split), self.source.num_classes)] * self.placement.num_members
+        return self.control.collect(mine, shapes, self.placement.host_of)
 
     def weigh_members(self, logits: list[torch.Tensor] | None) -> None:
         """All ranks, if the method wants it: members' weights from their held-out logits, which rank 0 has."""
@@ -412,14 +433,15 @@ class Trainer:
                 write_report([self.run], self.run.report_file)
             return
         dims = feature_dims(config, config.num_members)
-        w = None
+        w, found, hosts = None, None, [self.placement.host_of[number // each] for number in members]
         if self.world.reports:
-            found = checkpoint.read(checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator"])
+            path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
+            found = checkpoint.read(path, needed)
             w = load_discriminator(config, self.method, self.source.num_classes, found)
         evaluator = Evaluator(
             self.predictors,
             members,
-            [self.placement.host_of[number // each] for number in members],
+            hosts,
             self.control,
             self.world.device,
             self.source,
@@ -428,6 +450,9 @@ class Trainer:
             self.done,
             self.method.student(len(members)),
             stage=self.tracker.stage,
+            fusing=fusing_of(
+                config, self.method, members, hosts, self.control, self.source.num_classes, self.world.device, found
+            ),
         )
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate, config.ood, config.calibration, config.data.root)

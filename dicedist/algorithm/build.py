@@ -1,13 +1,13 @@
 """Builds the parts of an ensemble and its step from the configuration."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from dicedist.algorithm import networks, trajectories
-from dicedist.algorithm.adversary import Adversary
+from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.messages import Carrier, Sizes
 from dicedist.algorithm.networks import Network
@@ -80,9 +80,34 @@ def build_hosted(
             shared = learner("shared", module, config, device)
     discriminator = None
     if hosts_discriminator:
-        module = build_adversary(config, method, num_members, num_classes).to(device)
-        discriminator = Part("discriminator", module, module.build_optimizer())
-    return Hosted(own, trunk, shared, discriminator)
+        assert method.counterpart is not None
+        module = build_counterpart(config, method, num_members, num_classes).to(device)
+        discriminator = Part(method.counterpart.part, module, module.build_optimizer())
+    companions = {} if samples else build_companions(config, method, own, num_members, num_classes, device)
+    return Hosted(own, trunk, shared, discriminator, companions)
+
+
+def build_companions(
+    config: Config,
+    method: Method,
+    members: Mapping[int, Part],
+    num_members: int,
+    num_classes: int,
+    device: torch.device,
+) -> dict[int, Part]:
+    """Those of the members hosted here, which get a second optimiser."""
+    companions: dict[int, Part] = {}
+    if not method.takes_lessons:
+        return companions
+    of_members = sizes(config, num_members, num_classes)
+    for index, part in members.items():
+        with initialising(config.seed, "companion", index):
+            companion = method.companion(index, of_members)
+        assert companion is not None and isinstance(part.module, Member)
+        companion.to(device)
+        companions[index] = Part(f"member-{index}-companion", companion, companion.build_optimizer())
+        part.second = companion.build_second(part.module.encoder)
+    return companions
 
 
 def learner(
@@ -130,14 +155,12 @@ def build_shared(config: Config, method: Method, num_members: int, num_classes: 
         return method.shared(weightless(config, num_members), num_classes)
 
 
-def build_adversary(config: Config, method: Method, num_members: int, num_classes: int) -> Adversary:
-    """The adversary of the compared members, with one slot for each, in their order."""
-    assert method.adversarial is not None
-    compared = method.compared(num_members)
-    dims = feature_dims(config, num_members)
-    widest = max(dims[member] for member in compared)
-    with initialising(config.seed, "discriminator"):
-        return method.adversarial.build_adversary(config.redundancy, len(compared), widest, num_classes, config.seed)
+def build_counterpart(config: Config, method: Method, num_members: int, num_classes: int) -> Counterpart:
+    """The counterpart of the compared members, with one place for each, in their order."""
+    assert method.counterpart is not None
+    every = sizes(config, num_members, num_classes)
+    with initialising(config.seed, method.counterpart.part):
+        return method.counterpart.build_counterpart(config, [every[member] for member in method.compared(num_members)])
 
 
 def feature_dims(config: Config, num_members: int) -> list[int]:
@@ -147,8 +170,19 @@ def feature_dims(config: Config, num_members: int) -> list[int]:
 
 def sizes(config: Config, num_members: int, num_classes: int) -> list[Sizes]:
     """Of every member, including those on other ranks."""
-    pixels = math.prod(input_shape(config))
-    return [Sizes(features, pixels, num_classes) for features in feature_dims(config, num_members)]
+    pixels, asks_maps = math.prod(input_shape(config)), Method(config.method).asks_maps
+    networks_ = weightless(config, num_members)
+    maps = {id(network): map_shape(config, network) if asks_maps else None for network in networks_}
+    return [Sizes(network.feature_dim, pixels, num_classes, maps[id(network)]) for network in networks_]
+
+
+def map_shape(config: Config, network: Network) -> tuple[int, int, int] | None:
+    """Channels, rows and columns before pooling; nothing is computed."""
+    map_BCHW = network.read(torch.empty(2, *input_shape(config), device="meta"))[2]
+    if map_BCHW is None:
+        return None
+    _, channels, rows, columns = map_BCHW.shape
+    return channels, rows, columns
 
 
 def weightless(config: Config, num_members: int) -> list[Network]:
@@ -177,6 +211,7 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
     for network in {id(member): member for member in members}.values():
         check_feature_dim(config, network)
     method.check(members)
+    method.check_maps(sizes(config, num_members, num_classes=1))
     if config.loss.mixup or config.loss.cutmix:
         method.refuse_mixed()
     if config.optimizer.accumulate > 1 and method.differentiates_pixels:
@@ -203,9 +238,9 @@ def check_shares(config: Config, method: Method, num_members: int, num_shares: i
     pairs = math.comb(len(method.compared(num_members)), 2)
     compared = min(pairs, config.redundancy.budget or pairs)
     with torch.device("meta"):
-        divisible = build_adversary(config, method, num_members, num_classes=2).divisible
+        divisible = build_counterpart(config, method, num_members, num_classes=2).divisible
     if not divisible:
-        raise ValueError(f"method={method.name} has an adversary that one rank holds: write redundancy.ranks=1")
+        raise ValueError(f"method={method.name} has a counterpart that one rank holds: write redundancy.ranks=1")
     if num_shares > compared:
         raise ValueError(
             f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of "
@@ -215,15 +250,20 @@ def check_shares(config: Config, method: Method, num_members: int, num_shares: i
 
 def check_settings(config: Config, method: Method) -> None:
     """ValueError if the method cannot be trained in this way, on any number of ranks."""
-    if method.differentiates_pixels:
+    for needs, what in (
+        (method.differentiates_pixels, "needs second derivatives, which are lost here"),
+        (method.takes_lessons, "differentiates a batch twice, for two optimisers, which cannot be done here"),
+    ):
         for given, instead in (
             (config.compile, "compile=false"),
             (config.ensemble.replicas > 1, "ensemble.replicas=1"),
             (config.precision == "fp16", "precision=bf16"),
             (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
         ):
-            if given:
-                raise ValueError(f"method={method.name} needs second derivatives, which are lost here: write {instead}")
+            if needs and given:
+                raise ValueError(f"method={method.name} {what}: write {instead}")
+    if method.counterpart is not None and method.fusing is method.counterpart and config.optimizer.ema is not None:
+        raise ValueError(f"method={method.name} fuses members, not their averages: write optimizer.ema=null")
     check_trajectory(config, method)
     if method.asks_average and config.optimizer.ema is None:
         raise ValueError(f"method={method.name} teaches by averaged weights: write optimizer.ema=0.999")

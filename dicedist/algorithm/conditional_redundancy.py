@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Moment

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.algorithm.adversary import Adversary, Features
 from dicedist.algorithm.blockwise import SLOPE, blockwise_gradients
+from dicedist.algorithm.counterpart import Adversary, Features
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
 from dicedist.algorithm.randomness import generator

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dicedist.algorithm.build import build_adversary, weightless
+from dicedist.algorithm.build import build_counterpart, sizes, weightless
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.objectives import Method
 from dicedist.config.schema import Config, OptimizerConfig
 
 FLOAT = torch.float32.itemsize
-OF_W = 3  # weights, gradients, RMSProp's mean square
+OF_W = 3  # weights, gradients, RMSProp's mean square; a momentum
+OF_ADAM = 4  # weights, gradients, two means
 
 
 def footprint(
@@ -30,17 +31,28 @@ def footprint(
         needed = {"members": sum(bytes_of(member, config.optimizer) for member in hosted)}
         if branches and members:
             needed["trunk"] = bytes_of(networks[0].trunk, config.optimizer)
+        if method.takes_lessons:
+            of_members = sizes(config, size, num_classes)
+            companions = [method.companion(member, of_members) for member in members]
+            needed["companions"] = FLOAT * sum(OF_ADAM * count(companion) for companion in companions if companion)
+            needed["companions"] += FLOAT * sum(2 * count(member.encoder) for member in hosted)
         if hosts_discriminator:
-            w = build_adversary(config, method, size, num_classes)
+            assert method.counterpart is not None
+            w = build_counterpart(config, method, size, num_classes)
+            needed["w" if method.estimator else method.counterpart.part] = OF_W * FLOAT * count(w)
+        if hosts_discriminator and method.estimator:
             kept = config.redundancy.memory * num_classes + 1 + config.batch_size
             width = max(networks[member].feature_dim for member in method.compared(size))
-            needed["w"] = OF_W * FLOAT * sum(parameter.numel() for parameter in w.parameters())
             needed["class memory"] = 2 * FLOAT * len(method.compared(size)) * kept * width  # means and scales
     return {name: size for name, size in needed.items() if size}
 
 
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def bytes_of(module: nn.Module, settings: OptimizerConfig) -> int:
-    weights = sum(parameter.numel() for parameter in module.parameters())
+    weights = count(module)
     learning = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     states = (settings.momentum > 0) if settings.name == "sgd" else 2
     return FLOAT * (weights * (1 + (settings.ema is not None)) + learning * (1 + states))

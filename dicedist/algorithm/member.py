@@ -26,6 +26,7 @@ class Encoding:
     raw_scale_BD: Tensor | None = None  # whose softplus the scale is
     images_BCHW: Tensor | None = None  # where the method differentiates with respect to pixels
     averaged_BK: Tensor | None = None  # the logits of the moving average of the weights, if the method asks for them
+    map_BCHW: Tensor | None = None  # the last map before pooling, if the method asks for it
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":
@@ -70,27 +71,29 @@ class Member(nn.Module):
         """Logits from the mean, for inference."""
         return self.classifier(self.encoder(inputs))
 
-    def encode(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
+    def encode(self, inputs: Tensor, noise_BD: Tensor | None, with_map: bool = False) -> Encoding:
         """Features and logits from one sample of z, by the reparameterisation trick."""
-        mean_BD, trunk_BCHW = self.encoder.read(inputs)
+        mean_BD, trunk_BCHW, map_BCHW = self.encoder.read(inputs)
         mean_BD = full(mean_BD)
         scale_BD, raw_scale_BD, z_BD = None, None, mean_BD
         if self.bottleneck is not None:
             assert noise_BD is not None
             scale_BD, raw_scale_BD = self.bottleneck(mean_BD)
             z_BD = mean_BD + scale_BD * noise_BD
-        return Encoding(mean_BD, scale_BD, z_BD, full(self.classifier(z_BD)), trunk_BCHW, raw_scale_BD)
+        logits_BK = full(self.classifier(z_BD))
+        own_map_BCHW = full(map_BCHW) if with_map and map_BCHW is not None else None
+        return Encoding(mean_BD, scale_BD, z_BD, logits_BK, trunk_BCHW, raw_scale_BD, map_BCHW=own_map_BCHW)
 
 
 class Encode(nn.Module):
     """A member's `encode` as the forward of a module, so that it can be wrapped for replicas."""
 
-    def __init__(self, member: Member):
+    def __init__(self, member: Member, with_map: bool = False):
         super().__init__()
-        self.member = member
+        self.member, self.with_map = member, with_map
 
     def forward(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
-        return self.member.encode(inputs, noise_BD)
+        return self.member.encode(inputs, noise_BD, self.with_map)
 
 
 def full(values: Tensor) -> Tensor:

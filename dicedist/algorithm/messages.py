@@ -21,6 +21,7 @@ class Sizes:
     features: int  # D
     pixels: int  # values of an input: of an image in all colours, of a vector
     classes: int  # K
+    map: tuple[int, int, int] | None = None  # channels, rows and columns before pooling, where the method reads them
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Traffic:
 
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the speaker's fields that it must see
-    features: tuple[str, ...]  # the fields that the discriminator reads
-    compared: Sequence[int]  # the members whose features it reads
+    features: tuple[str, ...]  # the fields that the counterpart (the discriminator, a fusion) reads
+    compared: Sequence[int]  # the members whose fields it reads
     answers: tuple[str, ...] = ("mean",)  # what it answers each of them, as wide as the field of that name
 
 

@@ -1,25 +1,30 @@
-"""The parts of an ensemble that a rank hosts: members, the modules that they share, the discriminator."""
+"""The parts of an ensemble that a rank hosts: members, companions, what members share, their counterpart."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dicedist.algorithm.adversary import Adversary
+from dicedist.algorithm.companion import Companion
+from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.networks.freezing import frozen_norms
 
 
 @dataclass
 class Part:
-    """A module, its optimiser and perhaps its moving average, saved under its own name whichever rank hosts it."""
+    """A module, its optimiser and perhaps its moving average, saved under its own name whichever rank hosts it.
+
+    second: another optimiser of some of its parameters, for a loss of its own.
+    """
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
     average: AveragedModel | None = None
+    second: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
         self.train()
@@ -64,11 +69,13 @@ class Hosted:
     members: Mapping[int, Part]
     trunk: Part | None  # shared by branches
     shared: Part | None  # the method's shared modules: a gate, an attention
-    discriminator: Part | None
+    discriminator: Part | None  # the counterpart of all members: w, or what a method has in its place
+    companions: Mapping[int, Part] = field(default_factory=dict)  # by member
 
     @property
     def parts(self) -> list[Part]:
-        return [*self.members.values(), *self.common, *([self.discriminator] if self.discriminator else [])]
+        others = [*self.companions.values(), *([self.discriminator] if self.discriminator else [])]
+        return [*self.members.values(), *self.common, *others]
 
     @property
     def learners(self) -> list[Part]:
@@ -103,9 +110,14 @@ class Hosted:
         return module
 
     @property
-    def w(self) -> Adversary | None:
+    def w(self) -> Counterpart | None:
         module = self.discriminator.module if self.discriminator else None
-        assert module is None or isinstance(module, Adversary)
+        assert module is None or isinstance(module, Counterpart)
+        return module
+
+    def companion(self, index: int) -> Companion:
+        module = self.companions[index].module
+        assert isinstance(module, Companion)
         return module
 
     def member(self, index: int) -> Member:

@@ -22,6 +22,7 @@ class Moment:
     log_beta: float
     ramp_up: float
     covariance: float
+    epoch: float = 0.0  # of the reference run, for a schedule of a term's own
 
     @property
     def compression_ceb(self) -> float:
@@ -63,6 +64,7 @@ class Schedules:
             log_beta=piecewise_linear(self.log_beta, epoch),
             ramp_up=ramp_up(epoch, self.config.ramp_up),
             covariance=piecewise_linear([[start, 0.0], [end, 1.0]], epoch),
+            epoch=epoch,
         )
 
     def learning_rate(self, epoch: float) -> float:

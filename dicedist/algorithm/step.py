@@ -7,7 +7,8 @@
 The discriminator w first returns gradients, computed with its weights from the previous step, and learns afterwards
 (the paper's order). On a rank of its own it learns while the members run backward and the next forward; on a GPU with
 members, on a second stream while they run backward; on a CPU with members, before that. Methods that work on
-predictions have no w: the gather brings each member the predictions of its peers.
+predictions have no w: the gather brings each member the predictions of its peers. What stands here for w is any
+counterpart of all members, a fusion for example. A companion of one member learns after it, inside `descend`.
 
 dicedist.cluster.assembly builds the step of a rank, and the trainer calls it once per batch on every rank. In a single
 process all parts are hosted here, and gather and scatter only hand tensors over.
@@ -28,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dicedist.algorithm.adversary import Read
 from dicedist.algorithm.batch import Batch, share
+from dicedist.algorithm.counterpart import Read
 from dicedist.algorithm.member import Encode, Encoding, full
 from dicedist.algorithm.messages import Carrier, Fields, Gathered
 from dicedist.algorithm.mixing import Mixing, draw, partners
@@ -43,6 +44,7 @@ from dicedist.algorithm.spans import span
 from dicedist.algorithm.targets import Loss, Targets
 
 Values = dict[str, Tensor]  # named scalars, which stay on the device until they are logged
+Lesson = list[tuple[nn.Parameter, Tensor]]  # parameters of a second optimiser, and their gradients
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -85,7 +87,9 @@ class Step:
         if sync_batch_norm and self.replicas > 1:  # before DistributedDataParallel takes hold of the modules below
             for part in (*hosted.members.values(), *([hosted.trunk] if hosted.trunk else [])):
                 exchange.synchronise(part.module)
-        self.encoders = {index: exchange.replicated(Encode(hosted.member(index))) for index in hosted.members}
+        self.encoders = {
+            index: exchange.replicated(Encode(hosted.member(index), method.asks_maps)) for index in hosted.members
+        }
         self.loss = loss or Loss()
         self.records_graphs, self.clip_norm, self.pieces = records_graphs, clip_norm, pieces
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
@@ -262,7 +266,7 @@ class Step:
             return None, {}
         where = (batch.epoch, batch.step_in_epoch)
         with self.precision_of_w():
-            return self.hosted.w.answers(read, batch.labels_B, now, where)
+            return self.hosted.w.answers(read, self.targets(batch), now, where)
 
     @span("learn")
     def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
@@ -270,7 +274,7 @@ class Step:
             return {}
         where = (batch.epoch, batch.step_in_epoch)
         with self.precision_of_w():
-            return self.hosted.w.study(self.hosted.discriminator.optimizer, read, batch.labels_B, now, where)
+            return self.hosted.w.study(self.hosted.discriminator.optimizer, read, self.targets(batch), now, where)
 
     def precision_of_w(self) -> torch.autocast:
         """bf16 on a GPU if members use it; never fp16: log f may leave its range, and the gradients of log f do."""
@@ -329,13 +333,37 @@ class Step:
             named = {"loss": loss, **losses, "accuracy": right_B.float().mean()}
             values |= {f"member_{view.index}/{name}": value.detach() for name, value in named.items()}
         if heads:
+            lessons, given = self.lessons(views, now)
             torch.autograd.backward(heads, initial_gradients)
-            values |= self.update(now)
+            values |= given | self.update(now, lessons)
+            values |= self.companions_study(views, now)
+        return values
+
+    def lessons(self, views: Sequence[View], now: Moment) -> tuple[dict[str, Lesson], Values]:
+        """What companions teach the encoders hosted here: gradients for second optimisers, by part, and losses."""
+        found, values = {}, {}
+        for view in [view for view in views if view.index in self.hosted.companions]:
+            part = self.hosted.members[view.index]
+            assert part.second is not None
+            taught = [parameter for group in part.second.param_groups for parameter in group["params"]]
+            companion = self.hosted.companion(view.index)
+            loss = companion.lesson(view.fields)
+            gradients = torch.autograd.grad(loss, taught, retain_graph=True)
+            found[part.name] = list(zip(taught, gradients, strict=True))
+            values[f"member_{view.index}/lesson"] = loss.detach()
+            set_rate(part.second, companion.rate(now))
+        return found, values
+
+    def companions_study(self, views: Sequence[View], now: Moment) -> Values:
+        values = {}
+        for view in [view for view in views if view.index in self.hosted.companions]:
+            companion, part = self.hosted.companion(view.index), self.hosted.companions[view.index]
+            values[f"member_{view.index}/companion"] = companion.study(part.optimizer, view.fields, now)
         return values
 
     @span("optimiser")
-    def update(self, now: Moment) -> Values:
-        """One optimiser step of every part hosted here but w.
+    def update(self, now: Moment, lessons: Mapping[str, Lesson]) -> Values:
+        """One optimiser step of every part hosted here but w; a part that has a second optimiser takes its step next.
 
         With fp16 these parts share one loss scale, because their losses run backward together. A part whose gradients
         overflow skips its own step alone, and the scale falls for all. Each rank has a scale of its own, and w none.
@@ -351,10 +379,21 @@ class Step:
             set_rate(part.optimizer, now.learning_rate)
             self.scaler.step(part.optimizer)
             part.optimizer.zero_grad(set_to_none=True)
+            if part.second is not None:
+                self.learn_lesson(part.second, lessons[part.name])
             if part.average is not None:
                 part.average.update_parameters(part.module)
         self.scaler.update()
         return norms
+
+    def learn_lesson(self, optimizer: torch.optim.Optimizer, lesson: Lesson) -> None:
+        """Its gradients were taken at the weights before the first step, as two losses of one batch."""
+        for parameter, gradient in lesson:
+            parameter.grad = gradient
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_([parameter for parameter, _ in lesson], self.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def gradient_norm(module: nn.Module) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.benchmarks.literal import LiteralDiscriminator

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dicedist.algorithm.adversary import Read
 from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.counterpart import Read
 from dicedist.algorithm.member import Encoding
 from dicedist.algorithm.messages import Fields
 from dicedist.algorithm.objectives import View

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dicedist.algorithm.build import build_adversary, feature_dims
+from dicedist.algorithm.build import build_counterpart, feature_dims
 from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import Placement, place
 from dicedist.config import Config, nearest
@@ -153,5 +153,5 @@ def sums(config: Config, times: Assumed, placement: Placement, node_of: Sequence
 
 def weights_of_w(config: Config, num_members: int) -> int:
     with torch.device("meta"):
-        w = build_adversary(config, Method(config.method), num_members, NUM_CLASSES)
+        w = build_counterpart(config, Method(config.method), num_members, NUM_CLASSES)
     return sum(parameter.numel() for parameter in w.parameters())

@@ -34,11 +34,12 @@ from dicedist.data.pipeline import Loader
 # The spans of a step and its exchange; wait: until a message has arrived.
 SPANS = ("encode", "gather", "redundancy", "scatter", "learn", "backward", "optimiser", "wait")
 WARM_UP, STEPS = 2, 6
+STEPS_PER_EPOCH = 1000
 
 
 def step(config: Config) -> list[dict[str, Any]]:
     """Seconds of each phase and images/s of every rank, in one process or under torchrun; only rank 0 has them all."""
-    placement = place(world_size(), config.ensemble.size, Method(config.method).adversarial is not None)
+    placement = place(world_size(), config.ensemble.size, Method(config.method).counterpart is not None)
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
         timed = bench_step(config, world, source.num_classes)
@@ -84,8 +85,8 @@ def stopwatch(spent: dict[str, float], name: str) -> Iterator[None]:
 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:
-    placement = place(world.size, config.ensemble.size, Method(config.method).adversarial is not None)
-    return assemble(config, placement, world, num_classes, steps_per_epoch=1000)[0]
+    placement = place(world.size, config.ensemble.size, Method(config.method).counterpart is not None)
+    return assemble(config, placement, world, num_classes, STEPS_PER_EPOCH)[0]
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
@@ -108,10 +109,20 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
 
 def with_method(config: Config, name: str, structure: str = "net") -> Config:
-    """The config with a method and the redundancy.scale of its YAML; ValueError if it has no such structure."""
+    """The config with a method and what its YAML says of a step; ValueError if it has no such structure."""
     other = compose_config([f"method={name}", f"structure={structure}"])
-    redundancy = replace(config.redundancy, scale=other.redundancy.scale)
-    return replace(config, method=other.method, structure=structure, redundancy=redundancy)
+    changed = replace(
+        config,
+        method=other.method,
+        structure=structure,
+        redundancy=replace(config.redundancy, scale=other.redundancy.scale),
+        data=replace(config.data, per_member=other.data.per_member, noise=other.data.noise),
+        optimizer=replace(config.optimizer, ema=other.optimizer.ema, ema_warmup=other.optimizer.ema_warmup),
+        trajectory=other.trajectory,
+    )
+    if other.trajectory["kind"] == "none":
+        return changed
+    return replace(changed, epochs=other.epochs, schedules=other.schedules)
 
 
 def bare(config: Config, size: int, images: torch.Tensor, labels_B: torch.Tensor) -> Callable[[], None]:

@@ -7,7 +7,8 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     ...                       gather                          scatter              ...
 
 If several ranks divide w (redundancy.ranks), every one gathers all features and answers for its own pairs; a member
-adds the answers up. In each of their learning steps they sum the gradients of w.
+adds the answers up. In each of their learning steps they sum the gradients of w. A fusion in the place of w reads maps
+and logits, and answers its logits beside the gradients of the maps.
 
 Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
 host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
@@ -27,9 +28,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dicedist.algorithm.adversary import Division
 from dicedist.algorithm.batch import share
-from dicedist.algorithm.messages import FEATURES, Fields, Gathered, Traffic
+from dicedist.algorithm.counterpart import Division
+from dicedist.algorithm.messages import Fields, Gathered, Traffic
 from dicedist.algorithm.networks.batch_norm import synchronise
 from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
@@ -47,7 +48,7 @@ class Exchange:
     device: torch.device
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     routes: Routes
-    compared: Sequence[int]  # the members whose features w reads
+    compared: Sequence[int]  # the members whose fields w reads
     features: tuple[str, ...] = ()  # what w reads of them
     answers: tuple[str, ...] = ("mean",)  # what w answers
     member_group: dist.ProcessGroup | None = None
@@ -236,7 +237,7 @@ class Exchange:
         placement = self.placement
         features, predictions = (
             sum(
-                self.floats(member, replica, [name for name in names if (name in FEATURES) == of_w], size)
+                self.floats(member, replica, [name for name in names if (name in self.features) == of_w], size)
                 for (_, member, replica), names in self.routes.items()
             )
             for of_w in (True, False)

@@ -28,7 +28,10 @@ REPORTER = 0  # the rank that keeps the records, prints the output, and receives
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminators: tuple[int, ...] = ()  # the ranks that hold w; the first of them saves it
+    discriminators: tuple[
+        int, ...
+    ] = ()  # the ranks that hold w, or what the method has in its place; the first saves it
+    called: str = "discriminator"
 
     @property
     def num_members(self) -> int:
@@ -70,7 +73,7 @@ class Placement:
 
     def share_on(self, rank: int) -> str:
         ranks = self.discriminators
-        return "discriminator" + (f" {ranks.index(rank) + 1}/{len(ranks)}" if len(ranks) > 1 else "")
+        return self.called + (f" {ranks.index(rank) + 1}/{len(ranks)}" if len(ranks) > 1 else "")
 
 
 def place(
@@ -80,8 +83,10 @@ def place(
     replicas: int = 1,
     node_of: Sequence[int] | None = None,
     ranks_of_w: int | str = 1,
+    called: str = "discriminator",
 ) -> Placement:
-    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks."""
+    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks. called: what the method has
+    for a discriminator."""
     node_of = node_of or [0] * world_size
     own = own_ranks(needs_discriminator, ranks_of_w)
     fitting = max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE
@@ -100,7 +105,7 @@ def place(
     if world_size > largest or (replicas > 1 and world_size < largest) or without_w < world_size < largest:
         given = "1 rank is" if world_size == 1 else f"{world_size} ranks are"
         named = f"{num_members} members" + (f" of {replicas} replicas" if replicas > 1 else "")
-        parts = {0: named, 1: f"{named} and a discriminator"}.get(own, f"{named} and a discriminator on {own} ranks")
+        parts = {0: named, 1: f"{named} and a {called}"}.get(own, f"{named} and a {called} on {own} ranks")
         raise ValueError(
             f"{given} too {'many' if world_size > largest else 'few'} for {parts}: {launch_line(largest)} or another "
             f"{'redundancy.ranks' if without_w < world_size < largest else 'ensemble.size'}"
@@ -117,7 +122,7 @@ def place(
         beside = len(groups) if ranks_of_w == MEMBERS else min(own, world_size)
         crowd, held = [node_of[rank] for (rank,) in hosts], Counter(rank for (rank,) in hosts)
         discriminators = nearest(ranks, beside, node_of, crowd, held)
-    return Placement(world_size, hosts, discriminators)
+    return Placement(world_size, hosts, discriminators, called)
 
 
 def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:

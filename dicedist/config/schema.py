@@ -248,6 +248,7 @@ class EvaluateConfig:
     average: str = key("logits | probabilities", choices=AVERAGES)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
     every_epochs: int = key("validation", above=0)
+    train_images: int = key("training images on which validation also reads diversity; 0: none", at_least=0)
     weights: str = key(
         "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
         choices=("auto", "last", "ema"),

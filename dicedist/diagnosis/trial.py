@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> None:
     tune_malloc()
     config = compose_config(keys)
     method = Method(config.method)
-    placement = place(world_size(), config.ensemble.size, method.adversarial is not None, config.ensemble.replicas)
+    placement = place(world_size(), config.ensemble.size, method.counterpart is not None, config.ensemble.replicas)
     config.ensemble.size = placement.num_members
     members = placement.members_on(this_rank())
     source = sources.load(config.data, labels_only=not members)

@@ -30,6 +30,7 @@ class About:
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
+    fusion: dict[str, Any] | None = None  # of a method with a fused classifier: its term, and the sizes of members
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,6 +62,7 @@ class About:
             compared=known_to_w if len(known_to_w) > 1 else [],
             temperature=self.temperature if whole else 1.0,
             calibration=self.calibration if whole else None,
+            fusion=self.fusion if whole else None,
         )
 
 

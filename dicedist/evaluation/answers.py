@@ -38,6 +38,10 @@ class Prediction:
     reason          [N]        0: it is answered, 1: unsure, 2: unlike the training images
     ood_threshold   [N]        of the OOD score
 
+    Where the method trains a fused classifier (ffl, pcl), else None; all of the above is of the members and their mean:
+    fused_label     [N]        the class that it predicts
+    fused_probabilities [N, K] not calibrated
+
     Examples:
         >>> answers = ensemble.predict(images)  # an ensemble of three members, four images
         >>> answers
@@ -62,6 +66,8 @@ class Prediction:
     abstain: Tensor | None = None
     reason: Tensor | None = None
     ood_threshold: Tensor | None = None
+    fused_label: Tensor | None = None
+    fused_probabilities: Tensor | None = None
 
     @classmethod
     def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]]) -> "Prediction":
@@ -113,6 +119,8 @@ class Prediction:
         if self.ood_threshold is not None:
             columns["ood_threshold"] = self.ood_threshold.tolist()
         columns["members"] = [[self.class_names[k] for k in labels] for labels in self.member_labels.tolist()]
+        if self.fused_label is not None:
+            columns["fused_label"] = [self.class_names[label] for label in self.fused_label.tolist()]
         if self.reason is not None:
             columns["abstains"] = [REASONS[reason] for reason in self.reason.tolist()]
         if self.sets is not None:

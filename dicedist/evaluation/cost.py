@@ -13,7 +13,7 @@ def cost(config: Config, num_classes: int) -> dict[str, float]:
     networks = weightless(config, config.num_members)
     classifiers = [nn.Linear(network.feature_dim, num_classes, device="meta") for network in networks]
     branches = config.structure == "branch"
-    own = [network.tail if branches else network for network in networks]
+    own = [network.branch() if branches else network for network in networks]
     counted = [*own, *classifiers, *([networks[0].trunk] if branches else [])]
     parameters = sum(parameter.numel() for module in counted for parameter in module.parameters())
     alone = torch.empty(1, *input_shape(config), device="meta")

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dicedist import metrics
-from dicedist.algorithm import networks
+from dicedist.algorithm import networks, objectives
 from dicedist.algorithm.discriminator import PairClassifier
+from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.config.schema import NetworkConfig
 from dicedist.evaluation import inputs
@@ -60,6 +61,7 @@ class Ensemble(nn.Module):
         if about.compared:
             told_classes = len(about.class_names) if about.conditional else 1
             self.w = PairClassifier(len(about.compared), self.feature_dim, told_classes)
+        self.fusion, self.fuses = fused_classifier(about)
         each = (-1,) if about.images == VECTORS else (-1, 1, 1)
         std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1
@@ -172,6 +174,8 @@ class Ensemble(nn.Module):
         about = self.about.of(places)
         encoders, classifiers = ([modules[place] for place in places] for modules in (self.encoders, self.classifiers))
         part = Ensemble(about, self.trunk, encoders, classifiers).to(self.device)
+        if part.fusion is not None and self.fusion is not None:
+            part.fusion.load_state_dict(self.fusion.state_dict())
         if part.w is not None and self.w is not None:
             slots = [self.about.compared.index(places[new]) for new in about.compared]
             weights = dict(self.w.state_dict())
@@ -198,13 +202,15 @@ class Ensemble(nn.Module):
         ood_score: high means in distribution. The largest probability for logits times mean(1 - w), "DICE x w" in
             the evaluation; without w, the largest probability.
         member_labels [N, M]; and where the ensemble is calibrated, what `decisions` adds
+        fused_label [N], fused_probabilities [N, K]: of the fused classifier, where the method trains one (ffl, pcl);
+            everything else is of the members and their mean
         """
         if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
             self.refuse_unfit(images)
         return self.answer(images)
 
     def answer(self, images: Tensor) -> dict[str, Tensor]:
-        means = self.encode(images)
+        means, maps = self.read(images)
         heads = zip(self.classifiers, means, strict=True)
         logits_MNK = torch.stack([classifier(mean_ND) for classifier, mean_ND in heads])
         logits_NK = metrics.ensemble_logits(logits_MNK, self.about.average)
@@ -221,11 +227,21 @@ class Ensemble(nn.Module):
             "mutual_information": metrics.entropies(logits_MNK)["mutual_information"].float(),
             "ood_score": largest(logits_NK * share_N1),
         }
+        if self.fusion is not None:
+            fused_NK = self.fusion(maps if self.fuses == "map" else means)
+            answers |= {"fused_label": fused_NK.argmax(1), "fused_probabilities": fused_NK.softmax(1).float()}
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
 
     def encode(self, images: Tensor) -> list[Tensor]:
+        return self.read(images)[0]
+
+    def read(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The features of every member, and its map before pooling where a fused classifier reads it."""
         shared = self.trunk(self.normalise(images))
-        return [encoder(shared) for encoder in self.encoders]
+        if self.fuses != "map":
+            return [encoder(shared) for encoder in self.encoders], []
+        read = [encoder.read(shared) for encoder in self.encoders if isinstance(encoder, Network)]
+        return [each[0] for each in read], [each[2].flatten(1) for each in read if each[2] is not None]
 
     def refuse_unfit(self, images: Tensor) -> None:
         """Images of another type, size or range would be answered, and wrongly."""
@@ -268,6 +284,15 @@ class Ensemble(nn.Module):
         means_MND = torch.stack([pad(mean_ND, (0, self.feature_dim - mean_ND.shape[1])) for mean_ND in compared])
         classes_N = labels_N if self.about.conditional else torch.zeros_like(labels_N)
         return self.w.independence(means_MND, classes_N, self.compared_P2)
+
+
+def fused_classifier(about: About) -> tuple[nn.Module | None, str | None]:
+    """With weights of no meaning, and the field that it reads of every member."""
+    if about.fusion is None:
+        return None, None
+    of_members = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
+    term = objectives.named(about.fusion["term"])
+    return term.fusion(of_members), term.fuses
 
 
 def build(about: About, trusted: bool) -> Ensemble:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dicedist import metrics
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
-from dicedist.algorithm.objectives.pcl import Fusion
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster.control import Control
 from dicedist.config.schema import CalibrationConfig, EvaluateConfig, OodConfig
@@ -26,6 +25,7 @@ from dicedist.data.sources import Source, Split, part, some_of_each
 from dicedist.evaluation import calibration
 from dicedist.evaluation.detection import EVERY_SET, Scorer, detect
 from dicedist.evaluation.findings import Findings
+from dicedist.evaluation.fusing import Fusing
 from dicedist.evaluation.readings import Readings, read
 from dicedist.evaluation.redundancy import estimate, fresh_estimates
 from dicedist.metrics.features import Reference
@@ -56,11 +56,17 @@ class Evaluator:
     student: int | None = None  # the member that the method trains to be used alone
     fresh: bool = False  # also estimate redundancy by new discriminators, which takes minutes
     stage: Stage = silent  # shows how far the reading of a split has come
+    fusing: Fusing | None = None  # where the method trains a fused classifier, and all members are evaluated
 
-    def collect(self, split: Split, noun: str, wanted: Sequence[str] = EVERYTHING) -> Readings | None:
-        """What is wanted of all members' logits [M, N, K], means and scales [M, N, D], on the reporter; else empty."""
+    def collect(
+        self, split: Split, noun: str, wanted: Sequence[str] = EVERYTHING, fuses: bool = False
+    ) -> Readings | None:
+        """What is wanted of all members' logits [M, N, K], means and scales [M, N, D], on the reporter; else empty.
+
+        fuses: also the logits of the fused classifier, if there is one.
+        """
         progress = self.stage(len(split), noun)
-        own = read(self.hosted, split, self.source, BATCH, self.device, progress)
+        own = read(self.hosted, split, self.source, BATCH, self.device, progress, self.fusing if fuses else None)
         progress.clear()
         places = {member: place for place, member in enumerate(self.members)}
         columns: list[Tensor | None] = []
@@ -83,7 +89,7 @@ class Evaluator:
         logits_MNK, means_MND, scales_MND = columns
         if logits_MNK is None or means_MND is None or scales_MND is None:
             return None
-        return Readings(logits_MNK, means_MND, scales_MND)
+        return Readings(logits_MNK, means_MND, scales_MND, self.fusing.take() if self.fusing and fuses else None)
 
     def evaluate(
         self, config: EvaluateConfig, ood: OodConfig, targets: CalibrationConfig, data_root: str | None
@@ -91,7 +97,7 @@ class Evaluator:
         """Measures the test set, the redundancy of held-out features and the OOD sets; chooses the thresholds."""
         average, val = config.average, self.source.val
         images, missing = load_ood(ood.sets, self.source, data_root)
-        test = self.collect(self.source.test, f"test {self.source.kind}")
+        test = self.collect(self.source.test, f"test {self.source.kind}", fuses=True)
         held_out = self.collect(val, f"validation {self.source.kind}") if len(val) else test
         fresh = self.fresh_redundancy() if self.fresh else None
         outside = {
@@ -127,26 +133,13 @@ class Evaluator:
             chosen_on = (test, labels_N) if targets.source == "test" else (held_out, held_out_labels_N)
             result["calibration"], kept = self.calibrate(*chosen_on, test, average, targets, score)
             tensors |= kept
-        fused_NK = self.fused(test)
-        if fused_NK is not None:
-            result["fused"] = metrics.measure(fused_NK[None], labels_N, average, config.folds)["ensemble"]
+        if test.fused_NK is not None:
+            result["fused"] = metrics.measure(test.fused_NK[None], labels_N, average, config.folds)["ensemble"]
+            tensors["fused"] = test.fused_NK
         if self.student in self.members:
             result["student"] = result["members"]["per_member"][self.members.index(self.student)]
         shown = gallery(test.logits_NK, self.source.test, average) if self.source.kind == "images" else {}
         return Findings(result, tensors, shown)
-
-    def fused(self, readings: Readings) -> Tensor | None:
-        """Logits of the layer on all members' features, if the method trains one and all members are evaluated."""
-        modules = self.hosted.shared_modules
-        if modules is None or "fusion" not in modules:
-            return None
-        fusion = modules["fusion"]
-        assert isinstance(fusion, Fusion)
-        if len(fusion.feature_dims) != len(self.members):
-            return None
-        rows = zip(readings.means_ND, fusion.feature_dims, strict=True)
-        with torch.no_grad():
-            return fusion.cpu().fused([row_ND[:, :width] for row_ND, width in rows])
 
     def calibrate(
         self,

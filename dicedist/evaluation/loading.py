@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
+from dicedist.algorithm.build import sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
@@ -15,7 +15,9 @@ from dicedist.data import sources
 from dicedist.evaluation import calibration
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, build, filled
+from dicedist.evaluation.fusing import fusion_weights
 from dicedist.evaluation.members import members_or_student
+from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.run import Run
 
@@ -61,12 +63,28 @@ def load_ensemble(
         images=VECTORS if config.network.inputs is not None else images,
         average=average,
         **calibrated(run, chosen, average, asked or {}, tell),
+        fusion=fusion_of(config, method, chosen, found),
         options={k: v for k, v in asdict(config.network).items() if k not in (*NAMED_OTHERWISE, *OF_TRAINING)},
         **inputs_and_classes(config, found),
     )
+    if about.fusion is not None:
+        tell(
+            f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
+            "all that is calibrated are of the members' mean"
+        )
     ensemble = build(about, trusted)
     kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
     return filled(ensemble, weights(ensemble, config, found, kind), found.path)
+
+
+def fusion_of(config: Config, method: Method, chosen: list[int], found: Checkpoint) -> dict[str, Any] | None:
+    """How to build the fused classifier; None if the method has none, or not all members are chosen."""
+    term = method.fusing
+    if term is None or len(chosen) < config.num_predictors:
+        return None
+    of_members = sizes(config, config.num_members, len(inputs_and_classes(config, found)["class_names"]))
+    name = next(name for name, built in zip(config.method.terms, method.terms, strict=True) if built is term)
+    return {"term": name, "sizes": [asdict(size) for size in of_members]}
 
 
 def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
@@ -107,6 +125,9 @@ def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = W
                 tensors[f"{piece}s.{place}.{rest}"] = value
     if about.trunk is not None:
         tensors |= {f"trunk.{name}": value for name, value in part_weights(found, "trunk", kind).items()}
+    if about.fusion is not None:
+        of_fusion = fusion_weights(config, Method(config.method), found)
+        tensors |= {f"fusion.{name}": value for name, value in of_fusion.items()}
     if about.compared:
         of_w = part_weights(found, "discriminator")
         slots = [about.members[place] for place in about.compared]
@@ -116,8 +137,5 @@ def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = W
 
 
 def part_weights(found: Checkpoint, part: str, kind: str = WEIGHTS) -> dict[str, Tensor]:
-    path = found.path / f"{part}.safetensors"
-    if path.name not in found.files:
-        raise ValueError(f"{found.path} has no {part}: it is of another method or ensemble size")
-    with safe_open(path, "pt") as file:
-        return {key.removeprefix(kind): file.get_tensor(key) for key in file.keys() if key.startswith(kind)}
+    tensors = checkpoint.tensors_of(found, part)
+    return {key.removeprefix(kind): value for key, value in tensors.items() if key.startswith(kind)}

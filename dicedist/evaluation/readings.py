@@ -14,6 +14,7 @@ from dicedist.cluster.heartbeat import advance
 from dicedist.console.progress import SILENT, SilentProgress
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
+from dicedist.evaluation.fusing import Fusing
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Readings:
     logits_NK: Tensor
     means_ND: Tensor
     scales_ND: Tensor
+    fused_NK: Tensor | None = None  # the logits of a fused classifier, on the reporter
 
 
 @torch.inference_mode()
@@ -33,8 +35,12 @@ def read(
     batch_size: int,
     device: torch.device,
     progress: SilentProgress = SILENT,
+    fusing: Fusing | None = None,
 ) -> dict[int, Readings]:
-    """Runs every hosted member on the whole split, with batch norm in evaluation mode and without compiled code."""
+    """Runs every hosted member on the whole split, with batch norm in evaluation mode and without compiled code.
+
+    fusing: is given what the members of this rank make of each batch; then all ranks that host members call.
+    """
     rows: Mapping[int, list[tuple[Tensor, Tensor, Tensor]]] = {member: [] for member in hosted.members}
     parts = [*hosted.members.values(), *hosted.common]
     for part in parts:
@@ -45,11 +51,15 @@ def read(
     with torch.compiler.set_stance("force_eager"):
         for images_BCHW, _ in batches:
             inputs = images_BCHW if hosted.trunk is None else hosted.trunk.module(images_BCHW)
+            told = {}
             for index, chunks in rows.items():
                 member = hosted.member(index)
-                mean_BD = member.encoder(inputs)
+                mean_BD, _, map_BCHW = member.encoder.read(inputs)
+                told[index] = mean_BD if map_BCHW is None or fusing is None or fusing.reads == "mean" else map_BCHW
                 scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)[0]
                 chunks.append((member.classifier(mean_BD), mean_BD, scale_BD))
+            if fusing is not None:
+                fusing({index: read.flatten(1) for index, read in told.items()}, len(images_BCHW))
             done += len(images_BCHW)
             advance()
             progress.show(done)

@@ -4,26 +4,36 @@ Legend: M members, N inputs, B inputs of a batch, D features, P pairs of members
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dicedist.algorithm.adversary import Features
-from dicedist.algorithm.build import build_adversary
+from dicedist.algorithm.build import build_counterpart, feature_dims
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.randomness import generator, initialising
 from dicedist.algorithm.schedules import Moment
+from dicedist.cluster.control import Control
 from dicedist.cluster.heartbeat import advance
+from dicedist.cluster.placement import Placement
 from dicedist.config.schema import Config, RedundancyConfig
 from dicedist.console.progress import Stage, silent
+from dicedist.data.sources import Source, some_of_each
+from dicedist.evaluation.readings import Readings
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
 
 BATCH = 500
 BINS = 10
+READ_BY_W = 1000  # held-out inputs, at every validation
 DRAWS = 5  # of partners and noise, for one estimate
 PREDICTED = Moment(
     learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0
@@ -46,7 +56,9 @@ class Estimate:
 
 
 @torch.no_grad()
-def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor) -> Estimate | None:
+def estimate(
+    w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor, num_draws: int = DRAWS
+) -> Estimate | None:
     """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms.
 
     Every partner is one of these inputs: w's memory of its training features has no part in it. None if there are so
@@ -54,7 +66,7 @@ def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: T
     """
     kept, found = w.memory, []
     try:
-        for nth in range(DRAWS):
+        for nth in range(num_draws):
             w.memory = ClassMemory(w.num_members, features.means_MBD.shape[2], w.num_classes, kept.capacity)
             w.memory.to(labels_N.device)
             found.append(draw_logits(w, features, labels_N, pairs_P2, nth))
@@ -66,7 +78,8 @@ def estimate(w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: T
     joint_X, product_X = (torch.cat([draw[side].flatten() for draw in found]) for side in (0, 1))
     right = (joint_X > 0).sum() + (product_X <= 0).sum()
     accuracy = right / (joint_X.numel() + product_X.numel())
-    return Estimate(nats_RP.mean(0).tolist(), nats_RP.std(0).tolist(), float(accuracy), calibration(joint_X, product_X))
+    deviation_P = nats_RP.std(0, correction=min(1, num_draws - 1))
+    return Estimate(nats_RP.mean(0).tolist(), deviation_P.tolist(), float(accuracy), calibration(joint_X, product_X))
 
 
 def draw_logits(
@@ -168,7 +181,51 @@ def load_discriminator(config: Config, method: Method, num_classes: int, found: 
     """The w that a run has trained; None if its method has none that estimates redundancy."""
     if method.estimator is None:
         return None
-    w = build_adversary(config, method, config.num_members, num_classes)
+    w = build_counterpart(config, method, config.num_members, num_classes)
     assert isinstance(w, Discriminator)
     checkpoint.load_weights(w, checkpoint.load_part(found, "discriminator", w))
     return w
+
+
+def held_out_redundancy(
+    config: Config,
+    method: Method,
+    placement: Placement,
+    control: Control,
+    hosted: Hosted,
+    readings: Mapping[int, Readings],
+    source: Source,
+) -> float | None:
+    """Nats between two members of some held-out features, by w as it is now; all ranks call, the reporter is told.
+
+    readings: of all held-out inputs, by the members that this rank reads. w is copied to the reporter, which reads as
+    many inputs as one batch or a few have, so that it costs about a step.
+    """
+    if method.estimator is None or placement.discriminator is None:
+        return None
+    w, rows_N, dims = hosted.w, some_of_each(source.val.labels_N, READ_BY_W), feature_dims(config, config.num_members)
+    own = {} if w is None else {0: parameters_to_vector(w.parameters()).detach().cpu()}
+    copied = build_counterpart(config, method, config.num_members, source.num_classes) if control.reports else None
+    length = 0 if copied is None else sum(parameter.numel() for parameter in copied.parameters())
+    weights = control.collect(own, [(length,)], [placement.discriminator])
+    shapes = [(len(rows_N), width) for width in dims]
+    means, scales = (
+        control.collect(
+            {member: values(reading)[rows_N] for member, reading in readings.items()}, shapes, placement.host_of
+        )
+        for values in (lambda reading: reading.means_ND, lambda reading: reading.scales_ND)
+    )
+    if weights is None or means is None or scales is None:
+        return None
+    assert isinstance(copied, Discriminator)
+    vector_to_parameters(weights[0], copied.parameters())
+    compared = method.compared(config.num_members)
+    widest = max(dims[member] for member in compared)
+    features = Features(
+        *(
+            torch.stack([pad(of_members[member], (0, widest - dims[member])) for member in compared])
+            for of_members in (means, scales)
+        )
+    )
+    found = estimate(copied, features, source.val.labels_N[rows_N], copied.pairs_P2, num_draws=1)
+    return None if found is None else fmean(found.nats_P)

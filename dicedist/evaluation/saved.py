@@ -24,6 +24,7 @@ from dicedist.data.shift import open_shift, refuse_severities
 from dicedist.data.sources import Source
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.evaluator import Evaluator, measured
+from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.members import chosen_members, members_or_student
 from dicedist.evaluation.redundancy import load_discriminator
 from dicedist.evaluation.shift import measure_shift
@@ -73,6 +74,16 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             method.student(size),
             request.estimator == "fresh",
             Progress if world.reports else silent,
+            fusing_of(
+                config,
+                method,
+                members,
+                placement.host_of,
+                world.control,
+                source.num_classes,
+                world.device,
+                found if world.reports else None,
+            ),
         )
         settings = replace(
             config.evaluate,

@@ -52,6 +52,13 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     return named | {f"diversity/{name}": value for name, value in diverse.items() if value is not None}
 
 
+def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
+    """What is compared with validation on training images: accuracies and diversity."""
+    measures = validation_measures(logits_MNK, labels_N)
+    kept = ("ensemble/accuracy", "members/accuracy")
+    return {name: value for name, value in measures.items() if name in kept or name.startswith("diversity/")}
+
+
 def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
     """Refuses what cannot be measured; returns the labels as int64, which indexing needs."""
     if logits_MNK.ndim != 3 or not logits_MNK.numel():

@@ -9,6 +9,8 @@ from dicedist.reporting.lines import Line, Reference, line_chart
 from dicedist.reporting.markup import Section, ensembles, figure, folded, grid, remark
 from dicedist.reporting.records import Group
 
+IMAGES = {"val": "validation", "train_set": "training images"}
+
 
 @dataclass(frozen=True)
 class Course:
@@ -18,10 +20,10 @@ class Course:
     scale: float = 1
 
 
-def validated(group: str, measure: Measure, of: str = "") -> Course:
+def validated(group: str, measure: Measure, of: str = "", on: str = "val") -> Course:
     unit = f", {measure.unit}" if measure.unit else ""
     title = f"{measure.title[0].upper()}{measure.title[1:]}{of}{measure.arrow}"
-    return Course(f"val/{group}/{measure.name}", title, f"validation{unit}", measure.scale)
+    return Course(f"{on}/{group}/{measure.name}", title, f"{IMAGES[on]}{unit}", measure.scale)
 
 
 ACCURACY = ENSEMBLE[0]
@@ -29,9 +31,11 @@ MAIN = (
     *(validated("ensemble", measure, " of the ensemble") for measure in ENSEMBLE if measure.quick),
     validated("members", ACCURACY, " of the members"),
     Course("train/redundancy_nats", "Redundancy", "w's own estimate, clipped first term, training, nats"),
+    Course("val/redundancy_nats", "Redundancy, held out", "w's own estimate, both terms, validation, nats"),
     *(validated("diversity", measure) for measure in DIVERSITY if measure.summary),
 )
 OTHER_DIVERSITY = tuple(validated("diversity", measure) for measure in DIVERSITY if not measure.summary)
+TRAIN_AND_VALIDATION = tuple(validated("diversity", measure, on=on) for measure in DIVERSITY for on in IMAGES)
 SCHEDULES = (
     Course("schedule/learning_rate", "Learning rate", "of the members"),
     Course("schedule/log_beta", "log(β)", "compression weighs 1/β"),
@@ -45,9 +49,12 @@ SCHEDULES = (
 def section(groups: Sequence[Group]) -> Section:
     main, absent = charts(groups, MAIN)
     other, _ = charts(groups, OTHER_DIVERSITY)
+    both, _ = charts(groups, TRAIN_AND_VALIDATION if recorded(groups, "train_set/") else ())
     body = ensembles(groups) + grid(main) if main else ""
     if other:
         body += folded("Other measures of diversity", grid(other))
+    if both:
+        body += folded("Diversity on validation and on training images", grid(both, "two"))
     steered, _ = charts(groups, SCHEDULES)
     if steered:
         body += folded("Schedules and gradients", grid(steered))
@@ -61,6 +68,11 @@ def section(groups: Sequence[Group]) -> Section:
         "of it costs individual accuracy.",
         body,
     )
+
+
+def recorded(groups: Sequence[Group], beginning: str) -> bool:
+    records = (record for group in groups for run in group.runs for record in run.records)
+    return any(name.startswith(beginning) for record in records for name in record)
 
 
 def charts(groups: Sequence[Group], courses: Sequence[Course]) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@
 # paper: - (terms)                        a cell of a table, for which the paper has no figure
 
 and all other measures in conf/paper.csv: of a cell, the name of the measure in evaluation.json, the unit in which the
-paper prints it. A row without a cell is one that nothing here can train.
+paper prints it.
 """
 
 import csv
@@ -46,25 +46,23 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    name: str  # folder/file, or what the paper calls a row that has none
+    name: str  # folder/file
     figures: tuple[Figure, ...]
-    missing: bool = False  # nothing here can train it
 
 
 def find_cells() -> list[Cell]:
     others = read_tables()
-    cells = [read_cell(name, others.pop(name, [])) for name in choices_of(EXPERIMENTS) if "/" in name]
-    return cells + [Cell(name, tuple(figures), missing=True) for name, figures in others.items()]
+    return [read_cell(name, others.get(name, [])) for name in choices_of(EXPERIMENTS) if "/" in name]
 
 
 def read_tables() -> dict[str, list[Figure]]:
-    """Figures of conf/paper.csv, by cell or, where there is none, by the paper's name of the row."""
+    """Figures of conf/paper.csv, by cell."""
     found: dict[str, list[Figure]] = {}
     with TABLES.open(newline="") as file:
         for line in csv.DictReader(file):
             value, _, deviation = line["paper"].partition(" +- ")
             figure = Figure(line["table"], line["measure"], value, deviation or None, float(line["unit"]))
-            found.setdefault(line["cell"] or line["row"], []).append(figure)
+            found.setdefault(line["cell"], []).append(figure)
     return found
 
 

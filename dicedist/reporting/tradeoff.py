@@ -1,7 +1,9 @@
 """The cost of diversity and the gain from size: ratio-error against member accuracy, accuracy against ensemble size."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 from dicedist.reporting import svg
 from dicedist.reporting.lines import Line, line_chart
@@ -10,6 +12,8 @@ from dicedist.reporting.placing import around, clear_place
 from dicedist.reporting.records import Group, Point, Pooled, pool
 from dicedist.reporting.svg import Panel, number
 
+FOLLOWS_SIZE = ("ensemble", "members", "redundancy.delta")
+STRUCTURES = {"net": "nets", "branch": "branches"}
 Spot = tuple[Group, Pooled, Pooled]  # an ensemble, its individual accuracy, its ratio-error
 
 
@@ -24,12 +28,16 @@ def section(groups: Sequence[Group]) -> Section | None:
         members = svg.counts("members averaged", int(max(line.points[-1].x for line in lines)))
         title = "Accuracy against ensemble size"
         figures.append(figure(title, line_chart(title, lines, members, "test accuracy, %")))
+    if lines := trained_apart(groups):
+        members = svg.counts("members trained", int(max(line.points[-1].x for line in lines)))
+        title = "Accuracy against the size that was trained"
+        figures.append(figure(title, line_chart(title, lines, members, "test accuracy, %")))
     return Section(
         "tradeoff",
         "Diversity and size",
         "First: up is more diverse, to the right are better members. Small marks are single runs; a thin line joins "
         "values of δ of one method. Second: the mean accuracy of all ensembles that can be made of so many of a run's "
-        "members.",
+        "members. Third, where ensembles of several sizes were trained: one line through their accuracies.",
         ensembles(groups)
         + grid(figures, "two")
         + unevaluated(groups)
@@ -45,6 +53,23 @@ def sizes(group: Group) -> list[Point]:
         (size, pool(100 * by_size[str(size)] for by_size in measured if str(size) in by_size)) for size in members
     ]
     return [Point(size, value) for size, value in values if value is not None] if len(values) > 1 else []
+
+
+def trained_apart(groups: Sequence[Group]) -> list[Line]:
+    """Lines through ensembles that differ only in their size, and in what follows from it; of two sizes at least."""
+    families: dict[str, list[Group]] = {}
+    for group in groups:
+        fixed = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
+        structure = group.runs[0].config.structure
+        families.setdefault(json.dumps([fixed, structure], sort_keys=True), []).append(group)
+    lines = []
+    for family in families.values():
+        values = [(group.runs[0].config.num_members, group.measure("ensemble", "accuracy")) for group in family]
+        points = [Point(size, accuracy.times(100)) for size, accuracy in sorted(values, key=itemgetter(0)) if accuracy]
+        if len({point.x for point in points}) > 1:
+            title, structure = family[0].settings["method.title"], family[0].runs[0].config.structure
+            lines.append(Line(f"{title}, {STRUCTURES[structure]}", family[0].style, points))
+    return lines
 
 
 def located(groups: Sequence[Group]) -> list[Spot]:

@@ -32,6 +32,7 @@ MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
 AVERAGE = "average."  # the state of torch's AveragedModel
 AVERAGED_WEIGHTS = f"{AVERAGE}module."
+OPTIMIZERS = ("optimizer", "second")  # how the states of a part's optimisers are called
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
 RISEN = 2.0  # times the lowest loss so far
 FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
@@ -220,6 +221,15 @@ def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
         raise ValueError(f"{path} is damaged: it is not a safetensors file") from error
 
 
+def tensors_of(checkpoint: Checkpoint, name: str) -> Tensors:
+    """All tensors of a part, whatever module they are of."""
+    path = checkpoint.path / f"{name}.safetensors"
+    if path.name not in checkpoint.files:
+        raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
+    with safe_open(path, "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}
+
+
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
     """Whether these are all weights of the module, perhaps averages of all of them, and plus only optimiser counters
     and values of a parameter's shape."""
@@ -232,7 +242,7 @@ def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
     others = {tuple(key.split(".", 2)): shape for key, shape in shapes.items() if key not in wanted}
     return wanted.items() <= shapes.items() and all(
-        len(key) == 3 and key[0] == "optimizer" and shape in ((), parameters.get(key[2]))
+        len(key) == 3 and key[0] in OPTIMIZERS and shape in ((), parameters.get(key[2]))
         for key, shape in others.items()
     )
 
@@ -245,14 +255,21 @@ def load_weights(module: nn.Module, tensors: Tensors) -> None:
 def load_optimizer(part: Part, tensors: Tensors) -> None:
     parameters = dict(part.module.named_parameters())
     for full_name, value in tensors.items():
-        if full_name.startswith("optimizer."):
-            _, key, name = full_name.split(".", 2)
+        kind, *rest = full_name.split(".", 2)
+        optimizer = optimizers_of(part).get(kind)
+        if optimizer is not None:
+            key, name = rest
             like = parameters[name]
             if value.dim():
                 value = torch.empty_like(like).copy_(value)
-            elif part.optimizer.defaults.get("fused"):  # its counters are on the device, those of others on the CPU
+            elif optimizer.defaults.get("fused"):  # its counters are on the device, those of others on the CPU
                 value = value.to(like.device)
-            part.optimizer.state[like][key] = value
+            optimizer.state[like][key] = value
+
+
+def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
+    """By the name under which a checkpoint keeps their states."""
+    return {"optimizer": part.optimizer} | ({"second": part.second} if part.second is not None else {})
 
 
 def load_average(part: Part, tensors: Tensors) -> None:
@@ -266,10 +283,11 @@ def state(part: Part) -> Tensors:
     tensors = {f"{WEIGHTS}{name}": value for name, value in part.module.state_dict().items()}
     if part.average is not None:
         tensors |= {f"{AVERAGE}{name}": value for name, value in part.average.state_dict().items()}
-    for name, parameter in part.module.named_parameters():
-        for key, value in part.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{key}.{name}"] = value
+    for kind, optimizer in optimizers_of(part).items():
+        for name, parameter in part.module.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{kind}.{key}.{name}"] = value
     return tensors
 
 

@@ -70,7 +70,7 @@ def num_devices() -> int:
 
 def ranks_for(config: Config) -> int:
     """One rank per part, as far as there are devices."""
-    size, needs_w, devices = config.ensemble.size, Method(config.method).adversarial is not None, num_devices()
+    size, needs_w, devices = config.ensemble.size, Method(config.method).counterpart is not None, num_devices()
     if not isinstance(size, int):
         return devices if devices > 2 or not needs_w else 1  # two would hold the discriminator w and only one member
     return min(devices, ranks_of(size, needs_w, config.ensemble.replicas, config.redundancy.ranks))

@@ -56,7 +56,7 @@ def announce(
         f"({config.structure}), {len(source.train):,} {source.kind}, {plural(steps_left, 'step')} to go"
     )
     tracker.say(classes_told(source))
-    if step.method.adversarial is not None:
+    if step.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
     if world.device.type == "cpu":

@@ -12,6 +12,7 @@ import time
 import torch
 
 from dicedist.algorithm.step import Step
+from dicedist.algorithm.targets import Targets
 from dicedist.cluster.world import World
 from dicedist.config.schema import Config
 from dicedist.data.order import num_batches
@@ -28,7 +29,8 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     steps_per_epoch = num_batches(len(source.train), config.batch_size)
     validations = steps_left // (steps_per_epoch * config.evaluate.every_epochs) + 1
     held_out = len(source.val) or len(source.test)
-    images = validations * len(source.val) + len(source.test) + (held_out if step.method.estimator else 0)
+    watched = min(config.evaluate.train_images, len(source.train)) if len(source.val) else 0
+    images = validations * (len(source.val) + watched) + len(source.test) + (held_out if step.method.estimator else 0)
     # The estimate of redundancy compares pairs as one learning step does, without its backward pass.
     reads_w = step.method.estimator is not None and step.hosted.w is not None
     estimates = DRAWS * held_out / config.batch_size / config.redundancy.num_steps / 2 if reads_w else 0
@@ -57,7 +59,7 @@ class Rehearsal:
         self.world, self.hosted = world, step.hosted
         self.inputs = zeros(-(-config.batch_size // step.replicas), source).to(world.device)
         self.read_at_once = zeros(min(BATCH, 128), source).to(world.device)
-        self.labels_B = (torch.arange(config.batch_size) % source.num_classes).to(world.device)
+        self.targets = Targets((torch.arange(config.batch_size) % source.num_classes).to(world.device))
         uncopied = {id(step.exchange): step.exchange}  # a synchronised batch norm refers to it
         self.members = [copy.deepcopy(part.module, {**uncopied}) for part in [*self.hosted.members.values()][:1]]
         self.trunk = copy.deepcopy(self.hosted.trunk.module, uncopied) if self.hosted.trunk else torch.nn.Identity()
@@ -102,8 +104,8 @@ class Rehearsal:
     def learn(self) -> None:
         if self.w is None or self.optimizer is None:
             return
-        self.w.answers(self.read, self.labels_B, self.now, (0, 0))
-        self.w.study(self.optimizer, self.read, self.labels_B, self.now, (0, 0))
+        self.w.answers(self.read, self.targets, self.now, (0, 0))
+        self.w.study(self.optimizer, self.read, self.targets, self.now, (0, 0))
 
     @torch.inference_mode()
     def seconds_of_reading(self) -> float:

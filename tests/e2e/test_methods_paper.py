@@ -10,14 +10,17 @@ import yaml
 from dicedist import evaluate, paper, train
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config
-from dicedist.config.compose import CONF
+from dicedist.config.compose import CONF, choices_of
+from dicedist.data import sources
+from dicedist.reporting.paper import read_cell
 from dicedist.runs import jobs
 from dicedist.runs.run import Run
 from tests.support import CHECKOUT
 
 COUNTS = {
-    "cifar100": 81, "cifar10": 18, "size": 80, "deterministic": 7, "codistillation": 24, "small": 6, "quoted": 19,
+    "cifar100": 81, "cifar10": 18, "size": 80, "deterministic": 7, "codistillation": 24, "small": 28, "quoted": 19,
     "uncertainty": 45, "uncertainty_tempered": 54, "ood": 175, "ood_tempered": 140, "terms": 3,
+    "summary": 17,
 }  # fmt: skip
 LATEX = CHECKOUT.parent / "shared" / "paper.tex"
 LABELS = {
@@ -31,8 +34,6 @@ NAME = re.compile(r"(?P<network>\w+)-(?P<structure>net|branch)(?P<size>\d+)-(?P<
 def test_every_cell_is_what_its_name_says():
     cells = paper.find_cells()
     for cell in cells:
-        if cell.missing:
-            continue
         lines = (CONF / "experiment" / f"{cell.name}.yaml").read_text().splitlines()
         assert lines[1].startswith("#") and lines[1].endswith(f" -m dicedist.train experiment={cell.name}")
         written = yaml.safe_load("\n".join(lines))
@@ -86,6 +87,53 @@ def test_every_figure_of_every_table_is_the_papers():
         assert ours == numbers_of(latex, label), label
     quoted = {figure.value for figure in figures if figure.table in ("quoted", "cifar100", "cifar10", "size")}
     assert numbers_of(latex, "melimelo").keys() <= quoted
+
+
+@pytest.mark.skipif(not LATEX.exists(), reason="the paper's LaTeX is not here")
+def test_every_method_that_the_paper_summarises_has_a_cell():
+    latex = LATEX.read_text()
+    end = latex.index("\\label{table:comparaisons}")
+    body = latex[latex.rindex("\\begin{tabular}", 0, end) : end]
+    rows = re.findall(r"^\s*([A-Z][\w-]*) (?:\\citep|\(Ours|&)", body, re.MULTILINE)
+    cells = [cell for cell in paper.find_cells() if any(figure.table == "summary" for figure in cell.figures)]
+    methods = [NAME.match(cell.name.partition("/")[2])["method"] for cell in cells]
+    heads = [yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["method"] for name in methods]
+    titles = {head["title"].partition(" (")[0] for head in heads}  # GPMR (reconstruction)
+    assert set(rows) - {"Method"} == titles and len(titles) == COUNTS["summary"]
+
+
+def test_every_method_has_a_small_cell():
+    cells = {cell.name for cell in paper.find_cells()}
+    assert {f"small/{name}" for name in choices_of("method")} <= cells
+
+
+def test_a_figure_without_ours_says_what_it_needs():
+    cell, figure = next(
+        (cell, figure)
+        for cell in paper.find_cells()
+        for figure in cell.figures
+        if figure.measure == "ood.isun.w_only.auroc"
+    )
+
+    class Unread:
+        result = None
+
+    class Evaluated:
+        result = {"ensemble": {"accuracy": 0.77}}  # noqa: RUF012
+
+    for job, note in ((Unread, "needs a run"), (Evaluated, "needs the OOD set isun")):
+        assert paper.results([(cell, figure)], {cell.name: [job]})[0][-1] == note
+
+
+def test_hours_are_given_beforehand(monkeypatch, tmp_path, capsys):
+    drawn = sources.load(compose_config(["data=shapes", "data.train_limit=64"]).data)
+    monkeypatch.setattr(paper.sources, "load", lambda data: drawn)
+    steps = ("network=resnet8", "batch_size=8", "epochs=2", f"run.dir={tmp_path}")
+    jobs = [paper.job_of(read_cell(f"small/{name}"), seed, steps) for name in ("ffl", "csgld") for seed in (0, 1)]
+    lines = paper.forecast(jobs).splitlines()
+    assert [line.split()[:2] for line in lines[-3:-1]] == [["small/ffl", "2"], ["small/csgld", "2"]]
+    assert re.fullmatch(r"about [\d.]+ hours of a core: [\d.]+ hours if all \d+ here have nothing .*", lines[-1])
+    assert paper.forecast([]) == "all runs are finished"
 
 
 def test_parameters_and_operations_are_the_papers():

@@ -52,14 +52,16 @@ def alone():
     return results
 
 
-WITH_W = [(method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice", "dibs")]
+WITH_W = [
+    (method, structure) for method, structure in CASES if method in ("dice", "ce_cr", "okddip_dice", "dibs", "ffl")
+]
 BRANCHES = [case for case in CASES if case[1] == "branch"]
 
 
 # Members on ranks (0, 0, 1); one per rank, with the discriminator w beside the last; one per rank, with w alone. In
 # double precision: ranks add in another order, and a ReLU can turn the last bit of a float32 into another gradient.
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize(("world_size", "cases"), [(2, CASES), (3, BRANCHES), (4, [*WITH_W, MIXED])])
+@pytest.mark.parametrize(("world_size", "cases"), [(2, CASES), (3, [*BRANCHES, ("afd", "net")]), (4, [*WITH_W, MIXED])])
 def test_every_method_on_ranks_equals_one_process(alone, world_size, cases):
     by_rank = run_ranks(world_size, train_on_rank, world_size, cases)
     for nth, case in enumerate(cases):

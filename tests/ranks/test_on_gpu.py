@@ -78,8 +78,8 @@ def compare(world_size, cases, tolerance=1e-4, alone=(), of=""):
         assert what_waits_for_ever([results[nth][1] for results in by_rank]) == [], case
 
 
-ADVERSARIAL = [case for case in CASES if Method(config_of(*case).method).adversarial is not None]
-TOGETHER = [("dice", "net"), ("dice", "branch"), ("okddip_dice", "branch"), ("ind", "branch")]
+ADVERSARIAL = [case for case in CASES if Method(config_of(*case).method).counterpart is not None]
+TOGETHER = [("dice", "net"), ("dice", "branch"), ("okddip_dice", "branch"), ("ind", "branch"), ("ffl", "branch")]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_every_method_in_every_placement(world_size, cases):
 
 def test_replicas():
     keys = "ensemble.replicas=2", "ensemble.sync_batch_norm=true"
-    cases = [("dice", "net", *keys), ("dice", "branch", *keys)]
-    # Each replica records the losses of its share; w sees the whole batch.
-    compare(2 * SIZE + 1, cases, alone=("ensemble.replicas=1",), of="discriminator")
+    cases = [("dice", "net", *keys), ("dice", "branch", *keys), ("ffl", "net", *keys)]
+    # Each replica records the losses of its share; w and a fusion see the whole batch.
+    compare(2 * SIZE + 1, cases, alone=("ensemble.replicas=1",), of=("discriminator", "fusion"))
 
 
 @pytest.mark.parametrize(("world_size", "ranks"), [(SIZE, "members"), (SIZE + 2, "2")])

@@ -18,12 +18,22 @@ PCL = ("method=pcl", "structure=branch")
 GENERAL = ("method=kdcl", "method.terms.kdcl.teacher=general")
 
 
-@pytest.mark.parametrize("options", [GENERAL, ("method=dibs",), ("method=gal",), PCL], ids=lambda options: options[0])
+CONTINUED = (GENERAL, ("method=dibs",), ("method=gal",), PCL, ("method=ffl",), ("method=afd",))
+
+
+@pytest.mark.parametrize("options", CONTINUED, ids=lambda options: options[0])
 def test_continued_it_equals_the_run_that_was_not_stopped(tmp_path, options):
     train(tmp_path / "whole", *SHORT, *options)
     assert train(tmp_path / "cut", *SHORT, *options, after_step=asked_after(2))
     train(tmp_path / "cut", *SHORT, *options)
     assert_same_run(tmp_path / "cut" / "tiny", tmp_path / "whole" / "tiny", 4)
+    saved = {name.rpartition(".")[0] for name in tensors_of(tmp_path / "cut" / "tiny", 4)}
+    for method, state in (
+        ("method=ffl", "fusion/optimizer.momentum_buffer.network.layers.0"),
+        ("method=afd", "member-0/second.exp_avg.encoder.tail.0.0.residual.0"),
+        ("method=afd", "member-1-companion/optimizer.exp_avg_sq.layers.0"),
+    ):
+        assert (state in saved) == (method in options)
 
 
 # Cycles of one epoch, or a start after the second of four; stopped within a cycle, and where samples are drawn.

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 class Ensemble:
     """Copies of an ensemble's weights, trained on one method's loss by plain autograd."""
 
-    def __init__(self, members, trunk, shared, w, config):
+    def __init__(self, members, trunk, shared, w, config, companions=()):
         self.members, self.trunk, self.shared, self.w, self.config = members, trunk, shared, w, config
+        self.companions = companions
 
     def encode(self, x, noise):
         told = []
@@ -24,13 +25,16 @@ class Ensemble:
         stem = self.trunk(x) if self.trunk else None
         for member, draws in zip(self.members, noise, strict=True):
             split = stem if self.trunk else member.encoder.trunk(x)
-            mean = member.encoder.tail(split)
+            last = member.encoder.tail(split)
+            mean = member.encoder.pool(last) if member.encoder.pool else last
             scale, z = torch.ones_like(mean), mean
             if member.bottleneck:
                 scale = F.softplus(member.bottleneck.scale(mean))
                 z = mean + torch.randn(mean.shape, generator=draws) * scale
             pooled = split if split.dim() == 2 else split.mean(3).mean(2)
-            told.append(SimpleNamespace(mean=mean, scale=scale, z=z, logits=member.classifier(z), pooled=pooled))
+            told.append(
+                SimpleNamespace(mean=mean, scale=scale, z=z, logits=member.classifier(z), pooled=pooled, map=last)
+            )
         return told
 
     def parts(self, told, y, now, draws):
@@ -53,10 +57,27 @@ class Ensemble:
         total = sum(sum(part) if isinstance(part, list) else part for part in parts.values()) + redundancy
         modules = {f"member-{i}": member for i, member in enumerate(self.members)}
         modules |= {name: module for name, module in (("trunk", self.trunk), ("shared", self.shared)) if module}
+        if "ffl" in self.config.method.terms:  # the fusion is trained by the same loss as members
+            modules["fusion"] = self.w
         named = {(part, name): p for part, module in modules.items() for name, p in module.named_parameters()}
         found = torch.autograd.grad(total, list(named.values()))
         share = len(self.members) if "cl_ilr" in self.config.method.terms else 1
         return parts, {key: g / share if key[0] == "trunk" else g for key, g in zip(named, found, strict=True)}
+
+    def lessons(self, x, noise):
+        """Of AFD: by member, L_G and L_D, and their gradients by every parameter of encoder and discriminator."""
+        told, found = self.encode(x, noise), []
+        for i, (member, judge) in enumerate(zip(self.members, self.companions, strict=True)):
+            own, peer = told[i].map, told[i - 1].map.detach()
+            fool = ((1 - judge_of(judge, own)) ** 2).mean()
+            tell = ((1 - judge_of(judge, peer)) ** 2).mean() + (judge_of(judge, own.detach()) ** 2).mean()
+            taught, learning = dict(member.encoder.named_parameters()), dict(judge.named_parameters())
+            gradients = torch.autograd.grad(fool, list(taught.values()), retain_graph=True)
+            of_judge = torch.autograd.grad(tell, list(learning.values()))
+            found.append(
+                (fool, dict(zip(taught, gradients, strict=True)), tell, dict(zip(learning, of_judge, strict=True)))
+            )
+        return found
 
     def redundancy(self, told, y, now, conditional, draws):
         """delta r / (M' - 1) * sum over pairs of the chosen terms; a student is not among the M' compared."""
@@ -286,6 +307,40 @@ def pcl(ensemble, told, y, now, temperature):
     }
 
 
+def ffl(ensemble, told, y, now, temperature, weight_decay):
+    """The fusion in plain lines: depthwise 3x3, 1x1, each with batch norm and ReLU, mean over pixels, dense."""
+    depth, norm_1, _, point, norm_2, _, _, _, dense = ensemble.w.network.layers
+    h = torch.cat([t.map for t in told], 1)
+    h = torch.relu(normalised(F.conv2d(h, depth.weight, padding=1, groups=h.shape[1]), norm_1))
+    h = torch.relu(normalised(torch.einsum("bchw,oc->bohw", h, point.weight[:, :, 0, 0]), norm_2))
+    z_f = h.mean((2, 3)) @ dense.weight.T + dense.bias
+    z = mean(t.logits for t in told)
+    return {
+        "distillation": [now.ramp_up * kd(t.logits, z_f.detach(), temperature) for t in told],
+        "fusion/cross_entropy": ce(z_f, y),
+        "fusion/distillation": now.ramp_up * kd(z_f, z.detach(), temperature),
+    }
+
+
+def afd(ensemble, told, y, now, temperature, rates, weight_decay, spares_norms, ramp_up):
+    """What the run's own optimiser lowers; the rest is in `lessons`."""
+    r = now.ramp_up if ramp_up else 1.0
+    return {"distillation": [r * kd(t.logits, told[i - 1].logits.detach(), temperature) for i, t in enumerate(told)]}
+
+
+def judge_of(judge, h):
+    first, norm, _, last, _ = judge.layers
+    h = F.leaky_relu(normalised(F.conv2d(h, first.weight, stride=2, padding=1), norm), 0.2)
+    return torch.sigmoid((h * last.weight).sum((1, 2, 3)) + last.bias)
+
+
+def normalised(h, norm):
+    """By the batch, as in training."""
+    centred = h - h.mean((0, 2, 3), keepdim=True)
+    scaled = centred / torch.sqrt((centred**2).mean((0, 2, 3), keepdim=True) + 1e-5)
+    return scaled * norm.weight[:, None, None] + norm.bias[:, None, None]
+
+
 def dibs_parts(ensemble, told, y, now, kl):
     parts = cross_entropy(ensemble, told, y, now)
     if kl == "explicit":
@@ -308,4 +363,6 @@ TERMS = {
     "gal": gal,
     "gpmr": gpmr,
     "pcl": pcl,
+    "ffl": ffl,
+    "afd": afd,
 }

@@ -22,7 +22,9 @@ STRUCTURES = {
     "ind": BOTH, "ib": BOTH, "ceb": BOTH, "ibr": BOTH, "cebr": BOTH, "dice": BOTH, "ce_cr": BOTH, "adp": BOTH,
     "dml": ("net",), "cl_ilr": ("branch",), "one": BOTH, "okddip": BOTH, "okddip_ceb": BOTH, "okddip_dice": BOTH,
     "okddip_e": BOTH, "kdcl": ("net",), "gal": ("net",), "gpmr": ("net",), "dibs": BOTH, "pcl": ("branch",),
+    "ffl": BOTH, "afd": ("net",),
 }  # fmt: skip
+ON_MAPS = ("ffl", "afd")
 TRAJECTORIES = ("sse", "fge", "swag", "csgld", "vi", "kfac_laplace")
 STRUCTURES |= dict.fromkeys(TRAJECTORIES, ("net",))
 CASES = [
@@ -39,7 +41,7 @@ def configured(size, *overrides):
 
 def side_for(method):
     """Of images: small, unless ranks send what is as large as the config says."""
-    return 32 if method in ("gal", "gpmr") else 16
+    return 32 if method in ("gal", "gpmr", *ON_MAPS) else 16
 
 
 def batch_at(step, size=B, width=None, side=16):
@@ -63,7 +65,7 @@ def share_of(batch, step):
 
 
 def build_step(config, rank=0, world_size=1, num_classes=K, device=CPU):
-    needs_w = Method(config.method).adversarial is not None
+    needs_w = Method(config.method).counterpart is not None
     size, replicas = config.ensemble.size, config.ensemble.replicas
     placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     return assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def build(run_dir, *overrides, rank=0, world_size=1, device=CPU):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
-    needs_w = method.adversarial is not None
+    needs_w = method.counterpart is not None
     size, replicas = config.ensemble.size, config.ensemble.replicas
     placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     source = sources.load(config.data, labels_only=not placement.members_on(rank))

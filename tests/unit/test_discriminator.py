@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from dicedist.algorithm.adversary import Features
+from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator, PairClassifier
 from dicedist.algorithm.schedules import Moment
 from dicedist.config.schema import RedundancyConfig

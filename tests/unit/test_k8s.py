@@ -99,7 +99,7 @@ def parsed(command):
 def check_ranks(overrides, nodes, ranks, resources):
     config = compose_config(overrides)
     assert ranks == resources["limits"]["nvidia.com/gpu"]
-    place(nodes * ranks, config.ensemble.size, Method(config.method).adversarial is not None)
+    place(nodes * ranks, config.ensemble.size, Method(config.method).counterpart is not None)
 
 
 def test_command_of_the_job():

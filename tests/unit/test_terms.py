@@ -1,15 +1,19 @@
 """Terms of the methods at points where their value is known in closed form."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from dicedist.algorithm.objectives import dibs, gal, gpmr, kdcl
+from dicedist.algorithm.messages import Sizes
+from dicedist.algorithm.networks import build as build_network
+from dicedist.algorithm.objectives import afd, dibs, ffl, gal, gpmr, kdcl
 from dicedist.algorithm.objectives.pcl import Fusion
 from dicedist.algorithm.parts import moving_average
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import Moment, Schedules
+from dicedist.algorithm.targets import Targets
 from dicedist.config import compose_config
 
 ALL = Moment(learning_rate=0.1, log_beta=0.0, ramp_up=1.0, covariance=1.0)
@@ -77,7 +81,7 @@ def test_a_warming_average_is_the_mean_of_the_first_weights():
 
 def test_the_shares_of_a_fusion_add_up_to_one_dense_layer():
     fusion, features = Fusion([3, 5], 4), [torch.randn(6, 3), torch.randn(6, 5)]
-    torch.testing.assert_close(fusion.fused(features), fusion.dense(torch.cat(features, 1)))
+    torch.testing.assert_close(fusion(features), fusion.dense(torch.cat(features, 1)))
     assert sum(parameter.numel() for parameter in Fusion([64] * 3, 100).parameters()) == 19_300
 
 
@@ -99,9 +103,116 @@ def test_dibs_of_an_undecided_discriminator():
 def test_dibs_on_pure_noise_comes_to_two_thirds_everywhere():
     adversary = an_adversary(num_steps=120, num_samples=4, lr=0.001)
     read = {"mean": torch.zeros(3, 64, 4), "scale": torch.ones(3, 64, 4)}
-    adversary.study(adversary.build_optimizer(), read, torch.zeros(64, dtype=torch.int64), ALL, (0, 0))
+    adversary.study(adversary.build_optimizer(), read, Targets(torch.zeros(64, dtype=torch.int64)), ALL, (0, 0))
     draws = torch.Generator().manual_seed(1)
     z, again = torch.randn(2, 20, 3, 64, 4, generator=draws)
     with torch.no_grad():
         assert adversary.gain(z, draws).item() == pytest.approx(-1.909543, abs=0.03)
         assert sum(adversary.members_terms(z, again, draws).values()).item() == pytest.approx(-2.602690, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "members", "classes", "weights"),
+    [(64, 2, 100, 16_228), (64, 3, 100, 21_028), (256, 3, 100, 231_268), (256, 3, 10, 208_138)],
+)
+def test_the_weights_of_a_fusion(channels, members, classes, weights):
+    fusion = ffl.Fusion([(channels, 8, 8)] * members, classes)
+    assert sum(parameter.numel() for parameter in fusion.parameters()) == weights
+
+
+def a_fusion(num_members=3, shape=(4, 8, 8), num_classes=5):
+    torch.manual_seed(0)
+    settings = compose_config(["data=shapes"]).optimizer
+    return ffl.FusedClassifier([shape] * num_members, num_classes, temperature=3.0, settings=settings)
+
+
+def test_a_fusion_that_knows_nothing_teaches_nothing():
+    fusion = a_fusion()
+    for parameter in fusion.network.layers[-1].parameters():
+        torch.nn.init.zeros_(parameter)
+    read = {"map": torch.randn(3, 6, 4 * 64), "logits": torch.zeros(3, 6, 5)}
+    told, values = fusion.answers(read, Targets(torch.arange(6) % 5), ALL, (0, 0))
+    assert values["fusion/cross_entropy"].item() == pytest.approx(math.log(5), abs=1e-6)
+    assert values["fusion/distillation"].item() == pytest.approx(0, abs=1e-6)
+    assert told["map"].abs().max() == 0 and told["fused"].abs().max() == 0
+
+
+def test_a_fusion_decays_as_it_is_told_and_not_as_members():
+    config = compose_config(["data=shapes", "method=ffl", "optimizer.weight_decay=0.5"])
+    term = ffl.Term(temperature=3.0, weight_decay=1e-5)
+    built = term.build_counterpart(config, [Sizes(4, 3072, 5, (4, 8, 8))] * 2)
+    assert {group["weight_decay"] for group in built.build_optimizer().param_groups} == {1e-5}
+
+
+def a_judge(channels=4, member=0, num_members=3, **options):
+    given = {"rates": [[0, 2e-5], [75, 2e-6], [150, 2e-7]], "weight_decay": 0.1, "spares_norms": False, "ramp_up": True}
+    torch.manual_seed(0)
+    sizes = [Sizes(channels, 3072, 5, (channels, 8, 8))] * num_members
+    return afd.Term(temperature=3.0, **given | options).companion(member, sizes)
+
+
+@pytest.mark.parametrize(("channels", "weights"), [(64, 38_017), (128, 149_761)])
+def test_the_weights_of_a_judge(channels, weights):
+    assert sum(parameter.numel() for parameter in a_judge(channels).parameters()) == weights
+
+
+def test_an_undecided_judge():
+    judge = a_judge()
+    for parameter in judge.layers[3].parameters():
+        torch.nn.init.zeros_(parameter)
+    fields = {member: {"map": torch.randn(6, 256)} for member in (0, 2)}
+    assert judge.lesson(fields).item() == pytest.approx(0.25)
+    assert judge.study(judge.build_optimizer(), fields, ALL).item() == pytest.approx(0.5)
+
+
+def test_a_judge_comes_to_the_share_of_the_peer():
+    """Where it cannot tell them apart, that is one half; where maps are the peer's alone, one."""
+    draws = torch.Generator().manual_seed(0)
+    found = []
+    for shift in (0.0, 3.0):
+        judge = a_judge(rates=[[0, 5e-3]], weight_decay=0.0)
+        optimizer = judge.build_optimizer()
+        real, fake = (torch.randn(150, 128, 256, generator=draws), torch.randn(150, 128, 256, generator=draws))
+        real[..., :64] += shift * torch.sign(torch.randn(64, generator=draws))  # BN takes away what all values share
+        for peer_BX, own_BX in zip(real, fake, strict=True):
+            judge.study(optimizer, {0: {"map": own_BX}, 2: {"map": peer_BX}}, ALL)
+        with torch.no_grad():
+            found.append((judge(real[-1]).mean().item(), judge(fake[-1]).mean().item()))
+    assert found[0] == pytest.approx((0.5, 0.5), abs=0.1)
+    assert found[1] == pytest.approx((1, 0), abs=0.1)
+
+
+def test_gradients_of_afd_stay_where_they_belong():
+    judge, fields = a_judge(), {member: {"map": torch.randn(6, 256).requires_grad_()} for member in range(3)}
+    judge.lesson(fields).backward()
+    assert fields[0]["map"].grad is not None and fields[2]["map"].grad is None  # neither the peer's
+    fields[0]["map"].grad = None
+    judge.study(judge.build_optimizer(), fields, ALL)
+    assert all(fields[member]["map"].grad is None for member in range(3))  # nor any by the judge's own loss
+    network = build_network(compose_config(["data=shapes", "network=resnet8", "network.feature_dim=16"]).network)
+    taught = {id(p) for group in judge.build_second(network).param_groups for p in group["params"]}
+    inside = {name for name, parameter in network.named_parameters() if id(parameter) in taught}
+    assert inside == {name for name, _ in network.named_parameters() if not name.startswith("projection.")}
+
+
+def test_a_ring_hears_the_member_before():
+    term = afd.Term(3.0, rates=[[0, 2e-5]], weight_decay=0.1, spares_norms=False, ramp_up=True)
+    heard = {(i, j) for i in range(3) for j in range(3) if term.hears(i, j, 3)}
+    assert heard == {(0, 2), (1, 0), (2, 1)}
+    assert [term.companion(i, [Sizes(4, 3072, 5, (4, 8, 8))] * 3).peer for i in range(3)] == [2, 0, 1]
+
+
+def test_the_rates_of_afd_fall_at_epochs_of_a_run_of_300():
+    judge = a_judge()
+    rates = [judge.rate(replace(ALL, epoch=epoch)) for epoch in (0, 74.9, 75, 149.9, 150, 299)]
+    assert rates == [2e-5, 2e-5, 2e-6, 2e-6, 2e-7, 2e-7]
+    config = compose_config(["data=shapes", "epochs=30"])
+    assert Schedules.of(config).at(7.5).epoch == 75
+    with pytest.raises(ValueError, match="epochs ascending from 0"):
+        a_judge(rates=[[5, 1e-3], [0, 1e-4]])
+
+
+def test_norms_may_be_spared():
+    judge = a_judge(spares_norms=True)
+    groups = judge.build_optimizer().param_groups
+    assert {group["weight_decay"]: {p.ndim for p in group["params"]} for group in groups} == {0.1: {4}, 0.0: {1}}

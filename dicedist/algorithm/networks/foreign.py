@@ -17,13 +17,13 @@ class Unsplit(Network):
     def __init__(self, body: nn.Module, feature_dim: int, name: str, origin: Origin | None = None) -> None:
         nn.Module.__init__(self)
         self.body = body
-        self.projection = None
+        self.pool = self.projection = None
         self.feature_dim = feature_dim
         self.name = name
         self.origin = origin or Origin()
 
-    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.projected(self.body(images_BCHW)), None
+    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.projected(self.body(images_BCHW)), None, None
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in ("trunk", "tail", "trunk_dim"):

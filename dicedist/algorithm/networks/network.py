@@ -1,4 +1,7 @@
-"""The shape of every network: a trunk that branches may share, then the member's own tail, which ends in features."""
+"""The shape of every network: a trunk that branches may share, then the member's own tail, which ends in features.
+
+What a tail ends with behind its last map, a pooling without weights, is kept apart, so that the map can be read.
+"""
 
 from dataclasses import dataclass
 
@@ -39,7 +42,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = trunk
-        self.tail = tail
+        self.tail, self.pool = unpooled(tail)
         self.projection: nn.Module | None = None
         self.feature_dim = feature_dim
         self.trunk_dim = trunk_dim
@@ -48,10 +51,16 @@ class Network(nn.Module):
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.read(images_BCHW)[0]
 
-    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The features, and the trunk's output that they were read from."""
+    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The features, the trunk's output that they were read from, and the last map before pooling.
+
+        None for what the network does not have.
+        """
         shared_BCHW = self.trunk(images_BCHW)
-        return self.projected(self.tail(shared_BCHW)), shared_BCHW
+        last = self.tail(shared_BCHW)
+        if self.pool is None:
+            return self.projected(last), shared_BCHW, None
+        return self.projected(self.pool(last)), shared_BCHW, last
 
     def projected(self, features_BD: Tensor) -> Tensor:
         return features_BD if self.projection is None else self.projection(features_BD)
@@ -59,8 +68,14 @@ class Network(nn.Module):
     def branch(self) -> "Network":
         """The member's own part when the trunk is shared: a network that reads the trunk's output."""
         own = Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim, self.origin)
-        own.projection = self.projection
+        own.pool, own.projection = self.pool, self.projection
         return own
+
+    @property
+    def extractor(self) -> list[nn.Parameter]:
+        """The parameters behind the last map, as far as they are not frozen."""
+        halves = (*self.trunk.parameters(), *self.tail.parameters())
+        return [parameter for parameter in halves if parameter.requires_grad]
 
     def layers(self) -> list[list[str]]:
         """The names of its parameters, layer by layer; the projection is none of them."""
@@ -77,6 +92,15 @@ class Network(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """As timm's networks say it of themselves."""
         return {name for name, _ in self.named_parameters() if self.published_name(name) in self.origin.undecayed}
+
+
+def unpooled(tail: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """A tail up to its last map, and the pooling that follows; None if the tail does not end in one without weights."""
+    layers = tail if isinstance(tail, nn.Sequential) else nn.Sequential()
+    pools = [place for place, layer in enumerate(layers) if isinstance(layer, nn.AdaptiveAvgPool2d)]
+    if not pools or layers[pools[-1] :].state_dict():
+        return tail, None
+    return layers[: pools[-1]], layers[pools[-1] :]
 
 
 def project(network: Network, feature_dim: int) -> None:

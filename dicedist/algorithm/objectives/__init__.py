@@ -11,7 +11,8 @@ Members are coupled only through the fields that they send. Each member evaluate
 differentiable and its peers' fields constant, which gives exactly its own partial derivative. A parameter that members
 share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over members
 gives the whole derivative, and nothing is counted twice. A module that acts on several members' fields at once is a
-part of its own, hosted like the discriminator (AdversarialTerm): it reads fields, and answers every member.
+part of its own, hosted like the discriminator (CounterpartTerm): it reads fields, and answers every member. A module
+that one member needs for itself, and that has a loss and an optimiser of its own, is the member's companion.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -25,13 +26,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dicedist.algorithm.adversary import Adversary
+from dicedist.algorithm.companion import Companion
+from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Encoding, Member
 from dicedist.algorithm.messages import Fields, Sizes, Traffic
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.targets import Targets
-from dicedist.config.schema import MethodConfig, RedundancyConfig
+from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
 
 
 @dataclass
@@ -45,7 +47,7 @@ class View:
     targets: Targets
     shared: nn.ModuleDict | None = None  # the modules that all members share
     fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
-    answers: Fields = field(default_factory=dict)  # of the hosted part: gradients of own fields, by name, and values
+    answers: Fields = field(default_factory=dict)  # of the counterpart: gradients of own fields, by name, and values
 
     @property
     def labels_B(self) -> Tensor:
@@ -69,6 +71,10 @@ class Objective:
     mixes: ClassVar[bool] = False  # whether it is defined for inputs that are mixed of two classes
     averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
     asks_average: ClassVar[bool] = False  # reads the logits of the moving average of the weights
+    asks_maps: ClassVar[bool] = False  # reads the last maps before pooling
+    takes_lessons: ClassVar[bool] = False  # companions teach encoders by a second optimiser
+    fuses: ClassVar[str | None] = None  # the field of all members that a classifier of the whole ensemble reads
+    fused_by: ClassVar[tuple[str, str]] = ("", "")  # the part that holds that classifier, and its name there
     differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
     weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
 
@@ -79,6 +85,9 @@ class Objective:
     def check(self, networks: Sequence[Network]) -> None:
         """ValueError if the members' networks do not suit the term."""
 
+    def check_maps(self, maps: Sequence[tuple[int, int, int]]) -> None:
+        """ValueError if the term cannot read maps of these channels, rows and columns together."""
+
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
         """The fields of the speaker that the listener must see."""
         return self.sends
@@ -86,6 +95,15 @@ class Objective:
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         """Modules that all members share; `networks` are the members' networks, without weights."""
         return {}
+
+    def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
+        """What lives with a member and is trained beside it."""
+        return None
+
+    @staticmethod
+    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
+        """The classifier of a term that `fuses`: it makes logits of that field, one [B, width] of every member."""
+        raise NotImplementedError
 
     def fields(self, view: View) -> Fields:
         """The fields that a member sends in addition to its encoding; nothing has been gathered yet."""
@@ -103,19 +121,19 @@ class Objective:
         raise NotImplementedError
 
 
-class AdversarialTerm(Objective):
-    """A term whose gradients come from an adversary: the step gathers its inputs, and sends its answers back."""
+class CounterpartTerm(Objective):
+    """A term with a counterpart of all members: the step gathers what it reads, and sends its answers back."""
 
-    conditional: bool | None = None  # whether the adversary is told the class; None: it does not estimate redundancy
-    answers: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers with
+    part: ClassVar[str] = "discriminator"  # what the counterpart is called, and saved as
+    conditional: bool | None = None  # whether it is told the class; None: it does not estimate redundancy
+    answers: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers with, and what else it tells
 
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
-        """The fields that the adversary reads from each member, as far as members have them."""
+        """The fields that it reads from each member, as far as members have them."""
         raise NotImplementedError
 
-    def build_adversary(
-        self, settings: RedundancyConfig, num_members: int, feature_dim: int, num_classes: int, seed: int
-    ) -> Adversary:
+    def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Counterpart:
+        """sizes: of the members that it reads, in their order."""
         raise NotImplementedError
 
 
@@ -127,13 +145,17 @@ class Method:
         self.terms = [build(name, options) for name, options in config.terms.items()]
 
     @property
-    def adversarial(self) -> AdversarialTerm | None:
-        return next((term for term in self.terms if isinstance(term, AdversarialTerm)), None)
+    def counterpart(self) -> CounterpartTerm | None:
+        return next((term for term in self.terms if isinstance(term, CounterpartTerm)), None)
 
     @property
-    def estimator(self) -> AdversarialTerm | None:
-        """The term whose adversary estimates redundancy, which evaluation can read."""
-        return self.adversarial if self.adversarial and self.adversarial.conditional is not None else None
+    def estimator(self) -> CounterpartTerm | None:
+        """The term whose counterpart estimates redundancy, which evaluation can read."""
+        return self.counterpart if self.counterpart and self.counterpart.conditional is not None else None
+
+    @property
+    def fusing(self) -> Objective | None:
+        return next((term for term in self.terms if term.fuses is not None), None)
 
     @property
     def weighing(self) -> Objective | None:
@@ -142,6 +164,14 @@ class Method:
     @property
     def asks_average(self) -> bool:
         return any(term.asks_average for term in self.terms)
+
+    @property
+    def asks_maps(self) -> bool:
+        return any(term.asks_maps for term in self.terms)
+
+    @property
+    def takes_lessons(self) -> bool:
+        return any(term.takes_lessons for term in self.terms)
 
     @property
     def differentiates_pixels(self) -> bool:
@@ -175,16 +205,16 @@ class Method:
         return tuple(dict.fromkeys(names))
 
     def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
-        """What members of these sizes send to each other and to the adversary."""
+        """What members of these sizes send to each other and to the counterpart."""
         members = range(len(sizes))
         sampled = self.prior_rows(num_classes) is not None  # a deterministic member has no scale
-        wanted = self.adversarial.reads(settings) if self.adversarial else ()
+        wanted = self.counterpart.reads(settings) if self.counterpart else ()
         return Traffic(
             widths=self.widths(sizes, num_classes),
             heard={(one, other): self.hears(one, other, len(members)) for one in members for other in members},
             features=tuple(name for name in wanted if sampled or name != "scale"),
             compared=self.compared(len(members)),
-            answers=self.adversarial.answers if self.adversarial else (),
+            answers=self.counterpart.answers if self.counterpart else (),
         )
 
     def widths(self, sizes: Sequence[Sizes], num_classes: int) -> dict[str, Sequence[int]]:
@@ -198,6 +228,10 @@ class Method:
     def shared(self, networks: Sequence[Network], num_classes: int) -> nn.ModuleDict | None:
         modules = {name: module for term in self.terms for name, module in term.shared(networks, num_classes).items()}
         return nn.ModuleDict(modules) if modules else None
+
+    def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
+        """Of the first term that has one."""
+        return next((found for term in self.terms if (found := term.companion(member, sizes)) is not None), None)
 
     def fields(self, view: View) -> Fields:
         sent = {"mean": view.own.mean_BD, "logits": view.own.logits_BK}
@@ -231,13 +265,30 @@ class Method:
         for term in self.terms:
             term.check(networks)
 
+    def check_maps(self, sizes: Sequence[Sizes]) -> None:
+        """ValueError if a term reads maps that members do not have, or that do not fit each other."""
+        if not self.asks_maps:
+            return
+        maps = [size.map for size in sizes if size.map is not None]
+        if len(maps) < len(sizes):
+            raise ValueError(
+                f"method={self.name} reads the maps before pooling, which this network does not show: write "
+                "network=resnet32, wrn28_2 or another of dicedist's own for images"
+            )
+        for term in self.terms:
+            term.check_maps(maps)
+
 
 def build(name: str, options: Mapping[str, Any]) -> Objective:
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    if name not in known:
-        raise ValueError(f"method.terms.{name}: no such term; write one of {', '.join(known)}")
-    term = importlib.import_module(f"{__name__}.{name}").Term
+    term = named(name)
     try:
         return term(**options)
     except TypeError as error:
         raise ValueError(f"method.terms.{name}: {str(error).split('__init__() ')[-1]}") from error
+
+
+def named(name: str) -> type[Objective]:
+    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    if name not in known:
+        raise ValueError(f"method.terms.{name}: no such term; write one of {', '.join(known)}")
+    return importlib.import_module(f"{__name__}.{name}").Term

@@ -17,26 +17,28 @@ Legend: M members, B inputs, D features, S samples, P ordered pairs, X rows, H h
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.algorithm.adversary import Adversary, Read
 from dicedist.algorithm.blockwise import SLOPE
+from dicedist.algorithm.counterpart import Counterpart, Read
 from dicedist.algorithm.discriminator import HIDDEN, LAST
-from dicedist.algorithm.messages import FEATURES
-from dicedist.algorithm.objectives import AdversarialTerm, View
+from dicedist.algorithm.messages import FEATURES, Sizes
+from dicedist.algorithm.objectives import CounterpartTerm, View
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
 from dicedist.algorithm.pairs import within_budget
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import Moment
-from dicedist.config.schema import RedundancyConfig
+from dicedist.algorithm.targets import Targets
+from dicedist.config.schema import Config, RedundancyConfig
 
 KL = ("adversarial", "explicit")
 
 
-class Term(AdversarialTerm):
+class Term(CounterpartTerm):
     prior = "standard"
     answers = FEATURES
 
@@ -59,10 +61,9 @@ class Term(AdversarialTerm):
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
         return FEATURES
 
-    def build_adversary(
-        self, settings: RedundancyConfig, num_members: int, feature_dim: int, num_classes: int, seed: int
-    ) -> Adversary:
-        return Dibs(settings, num_members, feature_dim, seed, pulls_to_noise=not self.explicit)
+    def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Counterpart:
+        widest = max(size.features for size in sizes)
+        return Dibs(config.redundancy, len(sizes), widest, config.seed, pulls_to_noise=not self.explicit)
 
 
 class PairNetwork(nn.Module):
@@ -86,7 +87,7 @@ class PairNetwork(nn.Module):
         return torch.stack([self(one, other), self(other, one)])
 
 
-class Dibs(Adversary):
+class Dibs(Counterpart):
     pairs_P2: Tensor
 
     def __init__(self, config: RedundancyConfig, num_members: int, feature_dim: int, seed: int, pulls_to_noise: bool):
@@ -97,9 +98,9 @@ class Dibs(Adversary):
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
     def answers(
-        self, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        draws = generator(labels_B.device, self.seed, "redundancy", *where)
+        draws = generator(targets.labels_B.device, self.seed, "redundancy", *where)
         given = {name: read[name].detach().requires_grad_() for name in FEATURES}
         z_SMBD, again_SMBD = (self.sample(given["mean"], given["scale"], draws) for _ in range(2))
         terms = self.members_terms(z_SMBD, again_SMBD, draws)
@@ -120,10 +121,10 @@ class Dibs(Adversary):
         return terms
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
     ) -> dict[str, Tensor]:
         for step in range(self.config.num_steps):
-            draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
+            draws = generator(targets.labels_B.device, self.seed, "discriminator", *where, step)
             z_SMBD = self.sample(read["mean"], read["scale"], draws)
             loss = -self.gain(z_SMBD, draws)
             optimizer.zero_grad(set_to_none=True)

@@ -29,27 +29,35 @@ class Fusion(nn.Module):
         self.feature_dims = list(feature_dims)
         self.dense = nn.Linear(sum(feature_dims), num_classes)
 
-    def forward(self, features_BD: Tensor, member: int) -> Tensor:
+    def share(self, features_BD: Tensor, member: int) -> Tensor:
         """The member's share of the fused logits."""
         first = sum(self.feature_dims[:member])
         weight_KD = self.dense.weight[:, first : first + self.feature_dims[member]]
         return F.linear(features_BD, weight_KD, self.dense.bias / len(self.feature_dims))
 
-    def fused(self, features: Sequence[Tensor]) -> Tensor:
-        return torch.stack([self(own_BD, member) for member, own_BD in enumerate(features)]).sum(0)
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return torch.stack([self.share(own_BD, member) for member, own_BD in enumerate(features)]).sum(0)
 
 
 class Term(Distillation):
     sends = ("share", "averaged")
     follows = ("ramp_up",)
     asks_average = True
+    fuses = "mean"
+    fused_by = ("shared", "fusion")
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         return {"fusion": Fusion([network.feature_dim for network in networks], num_classes)}
 
+    @staticmethod
+    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
+        return Fusion([size.features for size in sizes], sizes[0].classes)
+
     def fields(self, view: View) -> Fields:
         assert view.shared is not None and view.own.averaged_BK is not None
-        return {"share": view.shared["fusion"](view.own.mean_BD, view.index), "averaged": view.own.averaged_BK}
+        fusion = view.shared["fusion"]
+        assert isinstance(fusion, Fusion)
+        return {"share": fusion.share(view.own.mean_BD, view.index), "averaged": view.own.averaged_BK}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {name: [size.classes for size in sizes] for name in ("share", "averaged")}

@@ -3,13 +3,15 @@
 The term adds no loss to a member: the gradient comes from the discriminator, which reads the members' features.
 """
 
+from collections.abc import Sequence
+
 from dicedist.algorithm.discriminator import Discriminator
-from dicedist.algorithm.messages import FEATURES
-from dicedist.algorithm.objectives import AdversarialTerm
-from dicedist.config.schema import RedundancyConfig
+from dicedist.algorithm.messages import FEATURES, Sizes
+from dicedist.algorithm.objectives import CounterpartTerm
+from dicedist.config.schema import Config, RedundancyConfig
 
 
-class Term(AdversarialTerm):
+class Term(CounterpartTerm):
     follows = ("ramp_up", "covariance", "delta")
     mixes = True  # w is told the label of the larger share (docs/backbones.md)
 
@@ -19,8 +21,7 @@ class Term(AdversarialTerm):
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
         return FEATURES if settings.reads_scale else ("mean",)
 
-    def build_adversary(
-        self, settings: RedundancyConfig, num_members: int, feature_dim: int, num_classes: int, seed: int
-    ) -> Discriminator:
+    def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Discriminator:
         assert self.conditional is not None
-        return Discriminator(settings, num_members, feature_dim, num_classes, self.conditional, seed)
+        widest, classes = max(size.features for size in sizes), sizes[0].classes
+        return Discriminator(config.redundancy, len(sizes), widest, classes, self.conditional, config.seed)

@@ -1,4 +1,6 @@
-"""The adversary of the members: it reads their features, returns gradients with respect to them, then learns.
+"""The counterpart of all members: a part that reads their fields, answers each of them, then learns.
+
+An adversary answers gradients with respect to features; a fusion answers its logits too.
 
 Legend: M members, B inputs, D features.
 """
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,12 @@ class Features:
         return cls(read["mean"], read["scale"] if "scale" in read else torch.ones_like(read["mean"]))
 
 
-Read = Mapping[str, Tensor]  # the fields that the adversary reads, by name, each [M, B, width]
+Read = Mapping[str, Tensor]  # the fields that a counterpart reads, by name, each [M, B, width]
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the work of one adversary is divided among ranks that hold equal copies of it. By default one does it all."""
+    """How the work of a counterpart is divided among ranks that hold equal copies of it. By default one does it all."""
 
     nth: int = 0  # this rank's place among them
     ranks: int = 1
@@ -43,7 +46,7 @@ class Division:
         return share(items, self.ranks, self.nth)
 
 
-class Adversary(nn.Module):
+class Counterpart(nn.Module):
     """A step calls answers, then study: the answers come from the weights of the previous step.
 
     One that can be divided answers for its own share only, and the answers of all ranks are added. Named values are
@@ -54,20 +57,37 @@ class Adversary(nn.Module):
     division = Division()
 
     def answers(
-        self, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What each member is told, by name, each [M, B, width], and named values for the records.
 
-        A name of a field stands for d(loss)/d(that field) with its weight applied. By default: of the means.
+        A name of a field stands for d(loss)/d(that field) with its weight applied.
         """
-        gradients_MBD, values = self.redundancy_gradients(Features.of(read), labels_B, now, where)
+        raise NotImplementedError
+
+    def study(
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Train on the same fields, and return named values for the records."""
+        raise NotImplementedError
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+class Adversary(Counterpart):
+    """Answers gradients of the means."""
+
+    def answers(
+        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, where)
         return {"mean": gradients_MBD}, values
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """Train on the same fields, and return named values for the records."""
-        return self.learn(optimizer, Features.of(read), labels_B, now, where)
+        return self.learn(optimizer, Features.of(read), targets.labels_B, now, where)
 
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
@@ -87,7 +107,4 @@ class Adversary(nn.Module):
         where: tuple[int, int],
     ) -> dict[str, Tensor]:
         """Train on the same features, and return named values for the records."""
-        raise NotImplementedError
-
-    def build_optimizer(self) -> torch.optim.Optimizer:
         raise NotImplementedError

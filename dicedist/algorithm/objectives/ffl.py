@@ -1,0 +1,130 @@
+"""Feature fusion learning (Kim et al., 2019): a classifier on the fused maps of all members teaches them, and learns.
+
+sum_i CE_i + CE(z_f) + r [sum_i KD(z_i <- z_f) + KD(z_f <- mean_i z_i)], every teacher held constant, z_f the logits of
+the fusion: all members' last maps side by side, a depthwise 3x3 convolution, a 1x1 convolution to C channels, each with
+batch norm and ReLU, average pooling, a dense layer. The fusion acts on all members at once, so it is their counterpart:
+it reads maps and logits, steps by CE(z_f) + r KD(z_f <- mean z), and answers z_f and the gradient of that loss with
+respect to every map. It has the run's optimiser with a weight decay of its own. From the authors' code, which has two
+branches; more are the obvious extension, and so are members of different numbers of channels: C is then the largest.
+
+Legend: M members, B inputs, C channels, K classes, X values of a map.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from dicedist.algorithm.counterpart import Counterpart, Read
+from dicedist.algorithm.member import full
+from dicedist.algorithm.messages import Sizes
+from dicedist.algorithm.objectives import CounterpartTerm, View
+from dicedist.algorithm.objectives._distillation import distil
+from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
+from dicedist.algorithm.optimizers import build_optimizer, set_rate
+from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.targets import Targets
+from dicedist.config.schema import Config, OptimizerConfig, RedundancyConfig
+
+
+class Fusion(nn.Module):
+    def __init__(self, shapes: Sequence[MapShape], num_classes: int):
+        super().__init__()
+        self.shapes = list(shapes)
+        together, width = sum(shape[0] for shape in shapes), max(shape[0] for shape in shapes)
+        depthwise = nn.Conv2d(together, together, 3, padding=1, groups=together, bias=False)
+        pointwise = nn.Conv2d(together, width, 1, bias=False)
+        for layer in (depthwise, pointwise):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        self.layers = nn.Sequential(
+            depthwise, nn.BatchNorm2d(together), nn.ReLU(inplace=True),
+            pointwise, nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes),
+        )  # fmt: skip
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """maps: of every member [B, X]."""
+        each = [unflattened(map_BX, shape) for map_BX, shape in zip(maps, self.shapes, strict=True)]
+        return self.layers(torch.cat(each, 1))
+
+
+class FusedClassifier(Counterpart):
+    def __init__(
+        self,
+        shapes: Sequence[MapShape],
+        num_classes: int,
+        temperature: float,
+        settings: OptimizerConfig,
+    ):
+        super().__init__()
+        self.network, self.temperature, self.settings = Fusion(shapes, num_classes), temperature, settings
+
+    def answers(
+        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """One backward pass gives the gradients of the maps, and those with which `study` steps."""
+        self.network.zero_grad(set_to_none=True)
+        maps_MBX = read["map"].detach().requires_grad_()
+        fused_BK = full(self.network(maps_MBX.unbind()))
+        values = {
+            "fusion/cross_entropy": targets.cross_entropy(fused_BK),
+            "fusion/distillation": now.ramp_up * distil(fused_BK, read["logits"].mean(0), self.temperature),
+        }
+        torch.stack(list(values.values())).sum().backward()
+        assert maps_MBX.grad is not None
+        values["fusion/accuracy"] = (fused_BK.argmax(1) == targets.labels_B).float().mean()
+        told = {"map": maps_MBX.grad, "fused": fused_BK.detach().expand(len(maps_MBX), -1, -1)}
+        return told, {name: value.detach() for name, value in values.items()}
+
+    def study(
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        if self.settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+        set_rate(optimizer, now.learning_rate)
+        optimizer.step()
+        return {}
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.settings, self)
+
+
+class Term(OnMaps, CounterpartTerm):
+    part = "fusion"
+    answers = ("map", "fused")
+    follows = ("ramp_up",)
+    mixes = False  # the fusion may live where no images are, and so no shares of a mixture
+    fuses = "map"
+    fused_by = ("fusion", "network")
+
+    def __init__(self, temperature: float, weight_decay: float):
+        """weight_decay: of the fusion."""
+        super().__init__(temperature)
+        if weight_decay < 0:
+            raise ValueError(f"method.terms.ffl.weight_decay={weight_decay}: write a number from 0")
+        self.weight_decay = weight_decay
+
+    def check_maps(self, maps: Sequence[MapShape]) -> None:
+        if len(found := sorted({f"{rows}x{columns}" for _, rows, columns in maps})) > 1:
+            raise ValueError(
+                f"ffl puts the maps of all members side by side, and they are of {' and '.join(found)}: leave out "
+                "network.per_member, or name networks of one family"
+            )
+
+    def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
+        return ("map", "logits")
+
+    def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
+        return super().widths(sizes) | {"fused": [size.classes for size in sizes]}
+
+    def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Counterpart:
+        settings = replace(config.optimizer, weight_decay=self.weight_decay)
+        return FusedClassifier(map_shapes(sizes), sizes[0].classes, self.temperature, settings)
+
+    @staticmethod
+    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
+        return Fusion(map_shapes(sizes), sizes[0].classes)
+
+    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+        return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, view.answers["fused"])}
