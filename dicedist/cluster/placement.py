@@ -28,9 +28,7 @@ REPORTER = 0  # the rank that keeps the records, prints the output, and receives
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminators: tuple[
-        int, ...
-    ] = ()  # the ranks that hold w, or what the method has in its place; the first saves it
+    discriminators: tuple[int, ...] = ()  # the ranks that hold w, or what the method has in its place; the first saves
     called: str = "discriminator"
 
     @property
