@@ -35,7 +35,7 @@ MAIN = (
     *(validated("diversity", measure) for measure in DIVERSITY if measure.summary),
 )
 OTHER_DIVERSITY = tuple(validated("diversity", measure) for measure in DIVERSITY if not measure.summary)
-TRAIN_AND_VALIDATION = tuple(validated("diversity", measure, on=on) for measure in DIVERSITY for on in IMAGES)
+TRAINED = tuple(validated("diversity", measure, " of training images", "train_set") for measure in DIVERSITY)
 SCHEDULES = (
     Course("schedule/learning_rate", "Learning rate", "of the members"),
     Course("schedule/log_beta", "log(β)", "compression weighs 1/β"),
@@ -49,12 +49,12 @@ SCHEDULES = (
 def section(groups: Sequence[Group]) -> Section:
     main, absent = charts(groups, MAIN)
     other, _ = charts(groups, OTHER_DIVERSITY)
-    both, _ = charts(groups, TRAIN_AND_VALIDATION if recorded(groups, "train_set/") else ())
+    trained, _ = charts(groups, TRAINED)
     body = ensembles(groups) + grid(main) if main else ""
     if other:
         body += folded("Other measures of diversity", grid(other))
-    if both:
-        body += folded("Diversity on validation and on training images", grid(both, "two"))
+    if trained:
+        body += folded("Diversity on training images, to compare with validation", grid(trained))
     steered, _ = charts(groups, SCHEDULES)
     if steered:
         body += folded("Schedules and gradients", grid(steered))
@@ -68,11 +68,6 @@ def section(groups: Sequence[Group]) -> Section:
         "of it costs individual accuracy.",
         body,
     )
-
-
-def recorded(groups: Sequence[Group], beginning: str) -> bool:
-    records = (record for group in groups for run in group.runs for record in run.records)
-    return any(name.startswith(beginning) for record in records for name in record)
 
 
 def charts(groups: Sequence[Group], courses: Sequence[Course]) -> tuple[list[str], list[str]]:

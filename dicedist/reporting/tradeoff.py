@@ -60,8 +60,9 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
     families: dict[str, list[Group]] = {}
     for group in groups:
         fixed = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
-        structure = group.runs[0].config.structure
-        families.setdefault(json.dumps([fixed, structure], sort_keys=True), []).append(group)
+        config = group.runs[0].config
+        chosen = [config.structure, config.redundancy.delta]  # auto: what the size makes of it
+        families.setdefault(json.dumps([fixed, chosen], sort_keys=True), []).append(group)
     lines = []
     for family in families.values():
         values = [(group.runs[0].config.num_members, group.measure("ensemble", "accuracy")) for group in family]

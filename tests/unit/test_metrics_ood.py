@@ -5,6 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from dicedist.evaluation.evaluator import UNION, UNITED, union_of
+from dicedist.evaluation.readings import Readings
 from dicedist.metrics import ood
 
 
@@ -71,3 +73,15 @@ def test_fpr95_at_exactly_95_percent():
 def test_unusable_scores(scores):
     with pytest.raises(ValueError, match="finite scores for at least one"):
         ood(torch.tensor([0.5]), scores)
+
+
+def test_the_union_of_the_papers_sets_is_all_their_images_as_one():
+    draws = torch.Generator().manual_seed(0)
+    read = {
+        name: Readings(*(torch.randn(2, 3 + nth, width, generator=draws) for width in (4, 5, 5)))
+        for nth, name in enumerate((*UNITED, "svhn"))
+    }
+    union = union_of(read)[UNION]
+    assert union.logits_NK.shape == (2, 3 + 4 + 5 + 6 + 7, 4)
+    torch.testing.assert_close(union.means_ND[:, 3:7], read[UNITED[1]].means_ND)
+    assert union_of({name: found for name, found in read.items() if name != "isun"}) == {}

@@ -187,6 +187,37 @@ def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str
             assert all(math.isfinite(float(number)) for number in picture.get("viewBox", "").split())
 
 
+def test_sizes_that_were_trained_apart_make_one_line(make_run: MakeRun, report: Callable[..., str]) -> None:
+    name = "accuracy-against-the-size-that-was-trained"
+    runs = [make_run(f"ind-{size}-{seed}", "ind", seed, size) for size in (2, 3, 5) for seed in (0, 1)]
+    runs += [make_run(f"dice-{size}", "dice", 0, size) for size in (2, 3)]  # whose delta follows the size
+    runs.append(make_run("alone", "ind", 0, 2, overrides=("structure=branch",)))  # of one size only
+    said = pictures(report(*runs))[name]
+    assert "Ind., nets" in said and "DICE, nets" in said and "branches" not in said
+    for size in (2, 3, 5):
+        results = [
+            json.loads((run / "evaluation.json").read_text()) for run in runs if run.name.startswith(f"ind-{size}")
+        ]
+        accuracy = 100 * statistics.fmean(result["ensemble"]["accuracy"] for result in results)
+        assert f"{accuracy:.4g}"[:4] in said
+    assert name not in pictures(report(runs[0], runs[1]))
+    apart = [make_run(f"delta-{delta}", overrides=(f"redundancy.delta={delta}",)) for delta in (0.1, 0.5)]
+    assert name not in pictures(report(*apart))
+
+
+def test_diversity_of_training_images_is_drawn(make_run: MakeRun, report: Callable[..., str]) -> None:
+    run = make_run("a")
+    assert "Diversity on training images" not in report(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {k.replace("val/", "train_set/"): v for k, v in line.items() if k.startswith("val/diversity/")}
+        line |= {"val/redundancy_nats": 0.5} if "val/ensemble/accuracy" in line else {}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report(run)
+    assert "Diversity on training images" in text
+    assert {"ratio-error-of-training-images", "redundancy-held-out"} <= pictures(text).keys()
+
+
 def test_figures_are_also_pictures_of_their_own(make_run: MakeRun, report: Callable[..., str]) -> None:
     found = pictures(report(make_run("a")))
     assert {
