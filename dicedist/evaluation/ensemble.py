@@ -141,19 +141,21 @@ class Ensemble(nn.Module):
 
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
         are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
-        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it.
+        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. In a folder, files
+        that cannot be read are left out: `paths` of the answers names those that are answered, `left_out` the others.
         """
         with torch.inference_mode():
-            prepared = inputs.batches(images, self.about, batch_size)
-            return Prediction.of(self.about, [self.answer(batch.to(self.device)) for batch in prepared])
+            given = inputs.Inputs(images, self.about, batch_size)
+            answered = [self.answer(batch.to(self.device)) for batch in given]
+            return Prediction.of(self.about, answered, given.paths, given.left_out)
 
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
         """For each member, the features [N, D] that its classifier reads; images as in `predict`."""
         if any(isinstance(classifier, nn.Identity) for classifier in self.classifiers):
             raise ValueError("networks of one's own give logits only: their features are known to themselves")
         with torch.inference_mode():
-            prepared = inputs.batches(images, self.about, batch_size)
-            read = [self.encode(batch.to(self.device)) for batch in prepared]
+            given = inputs.Inputs(images, self.about, batch_size)
+            read = [self.encode(batch.to(self.device)) for batch in given]
         return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
 
     @property

@@ -109,6 +109,29 @@ def test_other_sizes_are_scaled_as_files_are(ensemble, tmp_path):
     assert len(ensemble.predict([black, black])) == 2, "a black photo is a photo"
 
 
+def test_what_cannot_be_read_in_a_folder_is_left_out_and_named(ensemble, pixels, tmp_path, capsys):
+    for n, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{n}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    expected = ensemble.predict([image for n, image in enumerate(pixels) if n != 2])
+    for batch_size in (1, 3, 256):
+        found = ensemble.predict(tmp_path, batch_size)
+        assert_same(found, expected)
+        assert found.paths == [str(tmp_path / f"{n}.png") for n in range(7) if n != 2]
+        assert found.left_out == {str(tmp_path / "2.png"): "cannot identify image file"}
+        assert [row["path"] for row in found.rows()] == found.paths
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"dicedist: warning: left out {tmp_path / '2.png'}: cannot identify image file" and len(told) == 3
+    assert expected.paths is None and not expected.left_out and "path" not in expected.rows()[0]
+    assert ensemble.predict([tmp_path / "1.png"]).paths == [str(tmp_path / "1.png")]
+    with pytest.raises(ValueError, match="2.png: cannot identify image file"):
+        ensemble.predict(sorted(tmp_path.iterdir()))
+    for n in range(7):
+        (tmp_path / f"{n}.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="no image could be read: .*0.png: cannot identify image file"):
+        ensemble.predict(tmp_path)
+
+
 def test_rows_are_ready_for_a_table(ensemble, pixels):
     rows = ensemble.predict(pixels).rows()
     assert [row["label"] for row in rows] == ensemble.predict(pixels).names
