@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 
 from dicedist.algorithm.adversary import Features
 from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.member import full
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Moment
 from dicedist.config.checks import check_limits, check_noise
@@ -109,11 +110,15 @@ class ConditionalRedundancy(nn.Module):
         variance 1 (0) to the scales (1). where: the key of random draws, by default (0, calls of `learn` so far).
         """
         gradients_MBD = self.gradients(means, scales, labels, ramp_up, covariance, where)
-        assert self.lesson is not None
-        loss = self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
-        loss = WithGradient.apply(self.stacked("means", means), loss, gradients_MBD)
+        loss = WithGradient.apply(self.stacked("means", means), self.loss, gradients_MBD)
         assert isinstance(loss, Tensor)
         return loss
+
+    @property
+    def loss(self) -> Tensor:
+        """The value of the last call, which `learn` has not followed yet."""
+        assert self.lesson is not None
+        return self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
 
     def gradients(
         self,
@@ -125,8 +130,8 @@ class ConditionalRedundancy(nn.Module):
         where: tuple[int, int] | None = None,
     ) -> Tensor:
         """d(loss)/d(means) [M, B, D], to be sent to members elsewhere; otherwise as a call of the object."""
-        means_MBD = self.stacked("means", means).detach()
-        scales_MBD = torch.ones_like(means_MBD) if scales is None else self.stacked("scales", scales).detach()
+        means_MBD = full(self.stacked("means", means).detach())
+        scales_MBD = torch.ones_like(means_MBD) if scales is None else full(self.stacked("scales", scales).detach())
         self.refuse_unfit(means_MBD, scales_MBD, labels)
         now = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=ramp_up, covariance=covariance)
         self.lesson = Lesson(Features(means_MBD, scales_MBD), labels, now, where or (0, self.steps))

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +10,12 @@ import torch
 from dicedist import ConditionalRedundancy, losses
 from dicedist.algorithm.randomness import generator
 from tests.algorithm1 import Algorithm1
-from tests.support import CHECKOUT, references
+from tests.support import references
 from tests.support.literal import literal_of
+from tests.support.pages import names_of
 from tests.support.steps import CPU, STRONG, B, K, batch_at, build_step, configured
 
 NOW = SimpleNamespace(log_beta=math.log(3.0), ramp_up=1.0)
-
-
-def documented(page):
-    """The names that the first block of Python on a page of docs/ defines."""
-    (code, *_) = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / page).read_text(), re.DOTALL)
-    names = {}
-    exec(code, names)
-    return SimpleNamespace(**names)
 
 
 def as_algorithm_1(member):
@@ -36,7 +28,7 @@ def as_algorithm_1(member):
 @pytest.mark.usefixtures("double_precision")
 def test_the_loop_of_the_documentation_is_algorithm_1():
     torch.manual_seed(0)
-    loop = documented("own-loop.md")
+    loop = names_of("own-loop.md")
     w = loop.redundancy.discriminator
     reference = Algorithm1([as_algorithm_1(member) for member in loop.members], literal_of(w.network), K, w.delta)
     for n in range(4):
