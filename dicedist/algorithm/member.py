@@ -26,6 +26,7 @@ class Encoding:
     raw_scale_BD: Tensor | None = None  # whose softplus the scale is
     images_BCHW: Tensor | None = None  # where the method differentiates with respect to pixels
     averaged_BK: Tensor | None = None  # the logits of the moving average of the weights, if the method asks for them
+    teacher_BTK: Tensor | None = None  # the logits of a teacher's members, if the method asks for them
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dicedist.algorithm.objectives import Method
 from dicedist.benchmarks.step import bench_step, with_method
 from dicedist.benchmarks.timing import compare
 from dicedist.cluster.devices import pick_device
@@ -25,7 +26,8 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
     batch = next(iter(loader.epoch(0)))
     rows = []
     for structure in STRUCTURES:
-        trained = {config_.method.name: config_ for config_ in configs(config, structure)}
+        candidates = configs(config, structure)
+        trained = {each.method.name: each for each in candidates if not Method(each.method).asks_teacher}
         steps = {name: bench_step(config_, world, source.num_classes) for name, config_ in trained.items()}
         costs = compare({name: partial(step, batch) for name, step in steps.items()}, "ind", rounds)
         rows += [{"structure": structure, "method": cost.pop(""), **cost} for cost in costs]

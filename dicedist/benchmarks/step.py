@@ -94,7 +94,10 @@ def stopwatch(function: Callable[..., Any], spent: dict[str, float], name: str) 
 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:
-    placement = place(world.size, config.ensemble.size, Method(config.method).adversarial is not None)
+    method = Method(config.method)
+    if method.asks_teacher:
+        raise ValueError(f"method={method.name} needs a teacher, and bench loads none: choose another method")
+    placement = place(world.size, config.ensemble.size, method.adversarial is not None)
     return assemble(config, placement, world, num_classes, steps_per_epoch=1000)[0]
 
 

@@ -50,6 +50,7 @@ class Rehearsal:
         self.trunk = copy.deepcopy(self.hosted.trunk.module, uncopied) if self.hosted.trunk else torch.nn.Identity()
         self.w = copy.deepcopy(self.hosted.w)
         self.optimizer = self.w.build_optimizer() if self.w else None
+        self.teacher = step.teacher
         self.now = step.schedules.at(config.epochs)
         compared, widths = step.exchange.compared, step.exchange.widths
         self.read = {
@@ -66,6 +67,10 @@ class Rehearsal:
             for member in self.members:
                 member(self.trunk(self.inputs)).sum().backward()
             members = (time.monotonic() - started) * hosted
+            started = time.monotonic()
+            if self.teacher is not None:
+                self.teacher(self.inputs)
+            members += time.monotonic() - started
             started = time.monotonic()
             self.learn()
             step = members + time.monotonic() - started

@@ -113,6 +113,8 @@ def test_loss_and_gradients_of_vectors_equal_the_reference(method, structure):
         ("method=kdcl", "method.terms.kdcl.teacher=general", "method.terms.kdcl.ramp_up=false"),
         ("method=gpmr", "ensemble.size=2"),
         ("method=gal", "network=wrn28_2", "ensemble.size=2"),
+        ("method=distill", "method.terms.distill.temperature=3", "method.terms.distill.labels=0.3"),
+        ("method=distill", "structure=branch", "method.terms.distill.target=members"),
         ("method=dibs", "method.terms.dibs.kl=explicit", "ensemble.size=2"),
     ],
     ids=lambda options: " ".join(options),

@@ -69,6 +69,7 @@ class Objective:
     mixes: ClassVar[bool] = False  # whether it is defined for inputs that are mixed of two classes
     averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
     asks_average: ClassVar[bool] = False  # reads the logits of the moving average of the weights
+    asks_teacher: ClassVar[bool] = False  # reads the logits of a teacher, which the configuration names
     differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
     weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
 
@@ -78,6 +79,9 @@ class Objective:
 
     def check(self, networks: Sequence[Network]) -> None:
         """ValueError if the members' networks do not suit the term."""
+
+    def check_teacher(self, num_taught: int, num_members: int) -> None:
+        """ValueError if a teacher of so many members does not suit a training of so many."""
 
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
         """The fields of the speaker that the listener must see."""
@@ -142,6 +146,10 @@ class Method:
     @property
     def asks_average(self) -> bool:
         return any(term.asks_average for term in self.terms)
+
+    @property
+    def asks_teacher(self) -> bool:
+        return any(term.asks_teacher for term in self.terms)
 
     @property
     def differentiates_pixels(self) -> bool:
@@ -220,6 +228,10 @@ class Method:
                 f"method={self.name}: its term {unfit[0]} needs one class for each input, and loss.mixup and "
                 "loss.cutmix mix two: leave them out"
             )
+
+    def check_teacher(self, num_taught: int, num_members: int) -> None:
+        for term in self.terms:
+            term.check_teacher(num_taught, num_members)
 
     def check(self, networks: Sequence[Network]) -> None:
         """ValueError if the method cannot train such an ensemble."""
