@@ -7,6 +7,7 @@ V values of a vector.
 """
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,10 @@ class Ensemble(nn.Module):
         Each maps images [N, 3, size, size], scaled to 0..1 and then normalised by mean and std, to logits [N, K].
         class_names may be the number of classes. Without a discriminator, the OOD score is the largest probability.
         """
+        members = list(members)
+        for number, member in enumerate(members):
+            if not isinstance(member, nn.Module):
+                raise ValueError(f"member {number} is a {type(member).__name__}: give torch modules")
         copies = [copy.deepcopy(member) for member in members]
         names = [str(label) for label in range(class_names)] if isinstance(class_names, int) else list(class_names)
         about = About(
@@ -130,9 +135,16 @@ class Ensemble(nn.Module):
             raise ValueError(f"average={about.average}: write logits or probabilities")
         if not about.temperature > 0:
             raise ValueError(f"temperature={about.temperature}: write a number above 0")
+        for name, values in (("mean", about.mean), ("std", about.std)):
+            if len(values) != 3 or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
+                raise ValueError(f"{name}={tuple(values)}: give one number for each of 3 colours, a std above 0")
         black = torch.zeros(2, 3, about.size, about.size, device=next(self.encoders.parameters()).device)
         for number, member in enumerate(self.encoders):
-            shape = list(member(black).shape)
+            try:
+                shape = list(member(black).shape)
+            except (RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ValueError(f"member {number} cannot read images {list(black.shape)}: {reason}") from error
             if shape != wanted:
                 raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
 

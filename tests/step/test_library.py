@@ -193,9 +193,13 @@ def test_exported_files_answer_as_the_run(run, tmp_path):
     for use in (again.features, lambda images: again[0]):
         with pytest.raises(ValueError, match="model.pt2 .*: load the run, or export it as safetensors"):
             use(images)
+    for format in ("safetensors", "pt2"):
+        (tmp_path / f"junk.{format}").write_bytes(b"junk")
     for source, line, settings in (
         ("model.safetensors", r"members=\[7\]: the file holds the members \[0, 1, 2\]", {"members": [7]}),
         ("model.safetensors", "exported with its own average and images", {"average": "probabilities"}),
+        ("junk.pt2", "junk.pt2 is not an ensemble that dicedist.export wrote", {}),
+        ("junk.safetensors", "junk.safetensors is not an ensemble that dicedist.export wrote", {}),
         ("lost.pt2", "lost.pt2: there is no such file", {}),
         ("model.onnx", "is run by onnxruntime: load the run", {}),
         ("nothing", "nothing is not a run: it has no config.yaml", {}),
@@ -243,6 +247,10 @@ def test_what_is_no_ensemble(members, ensemble, pixels):
             r"member 0 makes \[2, 3\] of 2 images, where \[2, 4\]",
         ),
         (lambda: Ensemble.from_members(members, 3, SIZE, average="votes"), "average=votes: write logits or prob"),
+        (lambda: Ensemble.from_members([3], 3, SIZE), "member 0 is a int: give torch modules"),
+        (lambda: Ensemble.from_members(members, 3, 9), r"member 0 cannot read images \[2, 3, 9, 9\]: "),
+        (lambda: Ensemble.from_members(members, 3, SIZE, mean=(0.5,)), r"mean=\(0.5,\): give one number for each"),
+        (lambda: Ensemble.from_members(members, 3, SIZE, std=(0, 1, 1)), "a std above 0"),
         (lambda: Ensemble.from_members(members, 3, SIZE, temperature=0), "temperature=0: write a number above 0"),
         (lambda: ensemble[[0, 0]], "the ensemble has places 0 to 2, name some once each"),
         (lambda: ensemble.features(pixels), "networks of one's own give logits only"),
