@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from dicedist.algorithm import losses
     from dicedist.algorithm.conditional_redundancy import ConditionalRedundancy
     from dicedist.algorithm.losses import vceb, vib
+    from dicedist.cluster.distributed_redundancy import DistributedRedundancy
     from dicedist.evaluation.answers import Prediction
     from dicedist.evaluation.ensemble import Ensemble
     from dicedist.library import Run, fit, score
 
 __version__ = "0.1.0"
 __all__ = [
-    "ConditionalRedundancy", "Ensemble", "Prediction", "Run", "fit", "losses", "metrics", "score", "vceb", "vib"
+    "ConditionalRedundancy", "DistributedRedundancy", "Ensemble", "Prediction", "Run", "fit", "losses", "metrics",
+    "score", "vceb", "vib",
 ]  # fmt: skip
 
 HOMES = {
     "ConditionalRedundancy": "algorithm.conditional_redundancy",
+    "DistributedRedundancy": "cluster.distributed_redundancy",
     "Ensemble": "evaluation.ensemble",
     "Prediction": "evaluation.answers",
     "Run": "library",

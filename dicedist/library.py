@@ -102,6 +102,8 @@ def fit(*overrides: str, nproc: int | str = 1) -> Run:
         raise ValueError("fit starts the ranks itself: call it in a process that torchrun has not started")
     config = compose_config(overrides)
     command = [sys.executable, "-m", "dicedist", "train", *overrides, "--nproc", str(nproc)]
+    if not sys.executable:
+        raise ValueError("this Python does not know its own program, so no process can be started: run dicedist train")
     # In a session of its own, so that Ctrl-C in a terminal reaches it once, from here, as it does from a notebook.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -151,4 +153,10 @@ def score(
     """
     if average not in AVERAGES:
         raise ValueError(f"average={average}: write {' or '.join(AVERAGES)}")
-    return measured(torch.as_tensor(logits).float(), torch.as_tensor(labels), average, folds)
+    try:
+        given = [values if isinstance(values, Tensor) else torch.as_tensor(values) for values in (logits, labels)]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"logits [M, N, K] and labels [N] must be numbers ({error})") from error
+    if given[1].is_floating_point() or given[1].dtype == torch.bool:
+        raise ValueError(f"labels are {given[1].dtype}: give whole numbers from 0")
+    return measured(given[0].float(), given[1].long(), average, folds)

@@ -37,6 +37,7 @@ from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.readings import Readings, read
 from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator
 from dicedist.evaluation.tables import show
+from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
 from dicedist.runs.lock import run_lock
@@ -92,12 +93,13 @@ class Trainer:
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 10**12)
         mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
         self.footprint = footprint(config, method, mine, hosts_w, source.num_classes)
+        self.teacher = self.load_teacher(bool(mine))
         refuse_too_large(world.device, self.footprint)
         counts = source.train.labels_N.bincount(minlength=source.num_classes).tolist()
         self.step, self.exchange = assemble(
             config, placement, world, source.num_classes, self.steps_per_epoch, class_counts=counts
         )
-        self.hosted = self.step.hosted
+        self.hosted, self.step.teacher = self.step.hosted, self.teacher
         self.trajectories = Trajectories(
             trajectories.build(config.trajectory),
             self.hosted,
@@ -145,11 +147,20 @@ class Trainer:
             self.sees_folder,
         )
 
+    def load_teacher(self, has_members: bool) -> Teacher | None:
+        """Where members are taught, and on the reporter, which keeps whose predictions they learn."""
+        if not self.method.asks_teacher or not (has_members or self.world.reports):
+            return None
+        teacher = Teacher.of(self.config, self.source, self.world.device)
+        self.method.check_teacher(len(teacher), self.placement.num_members)
+        self.config.teacher.sha256 = teacher.digests
+        self.footprint["teacher"] = teacher.bytes
+        return teacher
+
     def choose_pairs(self) -> None:
         """All ranks: redundancy.max_pairs=auto becomes a number, which the run's config keeps."""
-        kept = self.control.tell({"pairs": resume.kept_pairs(self.run, self.config) if self.world.reports else None})[
-            "pairs"
-        ]
+        found = resume.kept_pairs(self.run, self.config) if self.world.reports else None
+        kept = self.control.tell({"pairs": found})["pairs"]
         if kept is None:
             measured = pairs_that_hide(self.config, self.world, self.step, self.source)
             kept = self.control.tell({"pairs": measured})["pairs"]
@@ -171,12 +182,15 @@ class Trainer:
                 "data": self.source.data_digest,
                 "mark": mark,
                 "weights": self.config.network.sha256,
+                "teacher": self.config.teacher.sha256,
             }
         told = self.control.tell(note)
         if told["data"] != self.source.data_digest:
             raise ValueError(
                 f"the {self.source.kind} on {self.world.host} are not those of rank 0: give all nodes the same data"
             )
+        if self.teacher is not None and told["teacher"] != self.config.teacher.sha256:
+            raise ValueError(f"the teacher on {self.world.host} is not that of rank 0: give all nodes the same run")
         self.sees_folder = resume.sees(self.run, told["mark"])
         step = told["step"]
         if step is None:

@@ -6,6 +6,7 @@ command, the files of a run.
 
 import ast
 import json
+import posixpath
 import re
 from html import escape
 from pathlib import Path
@@ -23,6 +24,7 @@ from dicedist.config.schema import Config
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SECTIONS = {"measures.md": "Reference", "intervals.md": "Explanation"}  # of pages that mkdocs.yml does not name
+OUTSIDE = re.compile(r"[A-Z]+\.(?:md|cff)")  # of the README, beside it
 HEAD = ["| key | by default | meaning |", "|---|---|---|"]
 EXIT_CODES = ROOT / "dicedist" / "cluster" / "process.py"
 FILES = ROOT / "dicedist" / "runs" / "run.py"
@@ -48,12 +50,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/files.md": "# Files of a run\n\n```\n" + docstring(FILES).partition("\n\n")[2] + "\n```\n",
     }
     for notebook in sorted(DOCS.glob("tutorials/*.ipynb")):
-        pages[f"tutorials/{notebook.stem}.md"] = from_notebook(json.loads(notebook.read_text()))
+        pages[f"tutorials/{notebook.stem}.md"] = from_notebook(json.loads(notebook.read_text()), "tutorials")
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     for file in list(files):
         if file.src_uri.endswith(".md") and file.src_uri not in pages and not file.generated_by:
-            file.content_string = inside(file.content_string)
+            file.content_string = inside(file.content_string, posixpath.dirname(file.src_uri))
     return files
 
 
@@ -63,9 +65,14 @@ def start() -> str:
     return inside(re.sub(r"\]\(docs/", "](", text))
 
 
-def inside(text: str) -> str:
-    """Links to files outside docs/ lead nowhere on the site: their words stay."""
-    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)((?:\.\./)[^)]*|[A-Z]+\.(?:md|cff))\)", r"\1", text)
+def inside(text: str, folder: str = "") -> str:
+    """Links to files outside docs/ lead nowhere on the site: their words stay. folder: of the page, in docs/."""
+
+    def kept(link: re.Match[str]) -> str:
+        leads_to = posixpath.normpath(posixpath.join(folder, link[2]))
+        return link[1] if leads_to.startswith("../") or OUTSIDE.fullmatch(link[2]) else link[0]
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", kept, text)
 
 
 def keys() -> str:
@@ -114,11 +121,11 @@ def docstring(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
 
 
-def from_notebook(notebook: dict[str, Any]) -> str:
+def from_notebook(notebook: dict[str, Any], folder: str) -> str:
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
-        parts.append(inside(source) if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts.append(inside(source, folder) if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         outputs = cell.get("outputs", [])
         printed = "".join("".join(output.get("text", "")) for output in outputs)
         parts += [f"```text\n{printed.rstrip()}\n```"] if printed else []

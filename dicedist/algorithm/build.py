@@ -224,6 +224,13 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
     check_settings(config, method)
     if num_shares > 1:
         check_shares(config, method, num_members, num_shares)
+    if method.asks_teacher and config.teacher.run is None:
+        raise ValueError(
+            f"method={method.name} learns from the ensemble of a run: write teacher.run=runs/NAME, or "
+            "`dicedist distill run=runs/NAME network=NAME`"
+        )
+    if config.teacher.run is not None and not method.asks_teacher:
+        raise ValueError(f"teacher.run={config.teacher.run}: method={method.name} has no teacher, write method=distill")
     if num_hosts == 1:
         return
     if config.precision == "fp16" and (branch or method.shared(members, num_classes=1) is not None):

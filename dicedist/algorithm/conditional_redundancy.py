@@ -3,6 +3,7 @@
 Legend: M members, B inputs, D features.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch.autograd.function import FunctionCtx
 
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.losses import refuse_labels
+from dicedist.algorithm.member import full
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Moment
 from dicedist.config.checks import check_limits, check_noise
@@ -78,8 +81,10 @@ class ConditionalRedundancy(nn.Module):
         for name, value, least in (
             ("num_members", num_members, 2), ("feature_dim", feature_dim, 1), ("num_classes", num_classes, 1),
         ):  # fmt: skip
-            if value < least:
+            if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value}: write a whole number from {least}")
+        if not math.isfinite(delta):
+            raise ValueError(f"delta={delta}: write a number")
         settings = RedundancyConfig(
             delta=delta, delta_by_size=[], tau=tau, num_samples=num_samples, num_steps=num_steps, negatives=negatives,
             max_pairs=max_pairs, memory=memory, lr=lr, scale=scale, terms=terms, floor=floor,
@@ -90,6 +95,7 @@ class ConditionalRedundancy(nn.Module):
             self.discriminator = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
         self.discriminator.requires_grad_(True)
         self.optimizer = self.discriminator.build_optimizer()
+        self.num_classes = num_classes
         self.steps = 0  # of `learn`, the key of random draws
         self.lesson: Lesson | None = None
         self.values: dict[str, Tensor] = {}  # of the last step, by the names that records have
@@ -109,11 +115,15 @@ class ConditionalRedundancy(nn.Module):
         variance 1 (0) to the scales (1). where: the key of random draws, by default (0, calls of `learn` so far).
         """
         gradients_MBD = self.gradients(means, scales, labels, ramp_up, covariance, where)
-        assert self.lesson is not None
-        loss = self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
-        loss = WithGradient.apply(self.stacked("means", means), loss, gradients_MBD)
+        loss = WithGradient.apply(self.stacked("means", means), self.loss, gradients_MBD)
         assert isinstance(loss, Tensor)
         return loss
+
+    @property
+    def loss(self) -> Tensor:
+        """The value of the last call, which `learn` has not followed yet."""
+        assert self.lesson is not None
+        return self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
 
     def gradients(
         self,
@@ -125,8 +135,8 @@ class ConditionalRedundancy(nn.Module):
         where: tuple[int, int] | None = None,
     ) -> Tensor:
         """d(loss)/d(means) [M, B, D], to be sent to members elsewhere; otherwise as a call of the object."""
-        means_MBD = self.stacked("means", means).detach()
-        scales_MBD = torch.ones_like(means_MBD) if scales is None else self.stacked("scales", scales).detach()
+        means_MBD = full(self.stacked("means", means).detach())
+        scales_MBD = torch.ones_like(means_MBD) if scales is None else full(self.stacked("scales", scales).detach())
         self.refuse_unfit(means_MBD, scales_MBD, labels)
         now = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=ramp_up, covariance=covariance)
         self.lesson = Lesson(Features(means_MBD, scales_MBD), labels, now, where or (0, self.steps))
@@ -163,14 +173,14 @@ class ConditionalRedundancy(nn.Module):
         M, D = self.discriminator.num_members, self.discriminator.network.slots_MDH.shape[1]
         if rows_MBD.ndim != 3 or (len(rows_MBD), rows_MBD.shape[2]) != (M, D) or not rows_MBD.shape[1]:
             raise ValueError(f"{name} have shape {list(rows_MBD.shape)}: give [{M}, inputs, {D}]")
+        if not rows_MBD.is_floating_point():
+            raise ValueError(f"{name} are {rows_MBD.dtype}: give floats")
         return rows_MBD
 
     def refuse_unfit(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> None:
-        batch = means_MBD.shape[1]
         if scales_MBD.shape != means_MBD.shape:
             raise ValueError(f"scales have shape {list(scales_MBD.shape)}, and means {list(means_MBD.shape)}")
-        if labels_B.shape != (batch,) or labels_B.dtype != torch.int64:
-            raise ValueError(f"labels are {labels_B.dtype} {list(labels_B.shape)}: give torch.int64 [{batch}]")
+        refuse_labels(labels_B, means_MBD.shape[1], self.num_classes)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "steps": self.steps}

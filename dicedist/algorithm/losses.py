@@ -40,6 +40,7 @@ def vceb(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: 
         >>> vceb(torch.zeros(2, 8, 3), labels, zeros, ones, torch.ones(2, 3, 4), beta=2.0) - 2 * torch.tensor(3.0).log()
         tensor(2.)
     """
+    refuse_unfit(means, scales, priors, (len(means), logits.shape[-1]), beta)
     prior_MBD = priors[:, labels]
     return cross_entropy(logits, labels) + compression(means, scales, prior_MBD) / beta
 
@@ -54,6 +55,7 @@ def vib(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: T
         >>> vib(torch.zeros(2, 8, 3), labels, zeros, ones, torch.ones(2, 1, 4), beta=4.0) - 2 * torch.tensor(3.0).log()
         tensor(1.)
     """
+    refuse_unfit(means, scales, priors, (len(means), 1), beta)
     return cross_entropy(logits, labels) + compression(means, scales, priors) / beta
 
 
@@ -80,6 +82,7 @@ def dml(logits: Tensor) -> Tensor:
         >>> dml(torch.zeros(2, 8, 3))
         tensor(0.)
     """
+    refuse_alone(logits)
     own_and_others = zip(logits, others_of(logits.detach()), strict=True)
     return torch.stack([distil(own.expand_as(peers), peers, 1.0) / len(peers) for own, peers in own_and_others]).sum()
 
@@ -93,6 +96,8 @@ def cl_ilr(logits: Tensor, temperature: float) -> Tensor:
         >>> cl_ilr(torch.zeros(3, 8, 3), temperature=3.0)
         tensor(0.)
     """
+    refuse_alone(logits)
+    refuse_temperature(temperature)
     own_and_others = zip(logits, others_of(logits.detach()), strict=True)
     return torch.stack([distil(own_BK, peers.mean(0), temperature) for own_BK, peers in own_and_others]).sum()
 
@@ -105,6 +110,7 @@ def one(logits: Tensor, labels: Tensor, gates: Tensor, temperature: float) -> Te
         tensor(1.0986)
     """
     logits_MBK = stacked("logits", logits, labels)
+    refuse_temperature(temperature)
     teacher_BK = (gates.softmax(0) * logits_MBK).sum(0)
     distilled = distil(logits_MBK, teacher_BK.detach().expand_as(logits_MBK), temperature)
     return F.cross_entropy(teacher_BK, labels) + distilled
@@ -119,6 +125,7 @@ def okddip(logits: Tensor, queries: Tensor, keys: Tensor, temperature: float) ->
         >>> okddip(torch.zeros(3, 8, 3), torch.zeros(2, 8, 2), torch.zeros(2, 8, 2), temperature=3.0)
         tensor(0.)
     """
+    refuse_temperature(temperature)
     peers_ABK, student_BK = logits[:-1], logits[-1]
     attention_BAC = torch.einsum("abd,cbd->bac", queries, keys).softmax(-1)
     among = distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK), temperature)
@@ -130,7 +137,43 @@ def others_of(logits_MBK: Tensor) -> list[Tensor]:
     return [torch.cat([logits_MBK[:m], logits_MBK[m + 1 :]]) for m in range(len(logits_MBK))]
 
 
+def refuse_alone(logits_MBK: Tensor) -> None:
+    if logits_MBK.ndim != 3 or len(logits_MBK) < 2:
+        raise ValueError(
+            f"logits have shape {list(logits_MBK.shape)}: give [members, inputs, classes], of 2 members at least"
+        )
+
+
+def refuse_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: write a number above 0")
+
+
+def refuse_unfit(means: Tensor, scales: Tensor, priors: Tensor, rows: tuple[int, int], beta: float) -> None:
+    """Of a bottleneck. rows: members, and the means that the prior of each has."""
+    if scales.shape != means.shape:
+        raise ValueError(f"scales have shape {list(scales.shape)}, and means {list(means.shape)}")
+    if tuple(priors.shape) != (*rows, means.shape[-1]):
+        raise ValueError(f"priors have shape {list(priors.shape)}: give {[*rows, means.shape[-1]]}")
+    if not beta > 0:
+        raise ValueError(f"beta={beta}: write a number above 0")
+
+
+def refuse_labels(labels_B: Tensor, batch: int, num_classes: int) -> None:
+    """Their range only on a CPU, where looking at it costs nothing."""
+    if not isinstance(labels_B, Tensor):
+        raise ValueError(f"labels are a {type(labels_B).__name__}: give a tensor, torch.int64 [{batch}]")
+    if labels_B.shape != (batch,) or labels_B.dtype != torch.int64:
+        raise ValueError(f"labels are {labels_B.dtype} {list(labels_B.shape)}: give torch.int64 [{batch}]")
+    if labels_B.device.type == "cpu" and batch and not (labels_B.min() >= 0 and labels_B.max() < num_classes):
+        low, high = labels_B.min().item(), labels_B.max().item()
+        raise ValueError(
+            f"labels lie in {low}..{high}, and there are {num_classes} classes: give 0 to {num_classes - 1}"
+        )
+
+
 def stacked(name: str, values: Tensor, labels_B: Tensor) -> Tensor:
     if values.ndim != 3 or values.shape[1] != len(labels_B):
         raise ValueError(f"{name} have shape {list(values.shape)}: give [members, {len(labels_B)}, classes]")
+    refuse_labels(labels_B, values.shape[1], values.shape[2])
     return values

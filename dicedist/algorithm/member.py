@@ -27,6 +27,7 @@ class Encoding:
     images_BCHW: Tensor | None = None  # where the method differentiates with respect to pixels
     averaged_BK: Tensor | None = None  # the logits of the moving average of the weights, if the method asks for them
     map_BCHW: Tensor | None = None  # the last map before pooling, if the method asks for it
+    teacher_BTK: Tensor | None = None  # the logits of a teacher's members, if the method asks for them
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":

@@ -91,6 +91,7 @@ class Step:
             index: exchange.replicated(Encode(hosted.member(index), method.asks_maps)) for index in hosted.members
         }
         self.loss = loss or Loss()
+        self.teacher: nn.Module | None = None  # inputs as members see them -> logits [B, T, K]
         self.records_graphs, self.clip_norm, self.pieces = records_graphs, clip_norm, pieces
         self.shares_gpu = self.device.type == "cuda" and hosted.w is not None and bool(hosted.members)
 
@@ -168,7 +169,16 @@ class Step:
         if self.method.asks_average:
             for member, logits_BK in self.averaged_logits(raw).items():
                 encodings[member].averaged_BK = logits_BK
+        if self.method.asks_teacher:
+            self.teach(encodings, raw)
         return encodings
+
+    def teach(self, encodings: Mapping[int, Encoding], images: Sequence[Tensor]) -> None:
+        """Every member learns what the teacher makes of the view that the member saw."""
+        assert self.teacher is not None
+        told = [full(self.teacher(view)) for view in images]
+        for nth, own in enumerate(encodings.values()):
+            own.teacher_BTK = told[min(nth, len(told) - 1)]
 
     def run(self, module: nn.Module, *inputs: Tensor | None) -> Any:
         """Forward. Of a batch in pieces only the outputs are kept, and backward runs forward again piece by piece."""

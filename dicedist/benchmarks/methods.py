@@ -11,6 +11,7 @@ from typing import Any
 
 from dicedist.algorithm import trajectories
 from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.trajectories import Clock, Surroundings, Trajectories
 from dicedist.benchmarks.step import STEPS_PER_EPOCH, bench_step, with_method
 from dicedist.benchmarks.timing import compare, seconds
@@ -34,7 +35,8 @@ def method_costs(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
     source, world = sources.load(config.data), World(0, 1, pick_device())
     rows = []
     for structure in STRUCTURES:
-        trained = {config_.method.name: config_ for config_ in configs(config, structure)}
+        candidates = configs(config, structure)
+        trained = {each.method.name: each for each in candidates if not Method(each.method).asks_teacher}
         steps = {name: stepping(config_, world, source) for name, config_ in trained.items()}
         costs = compare(steps, "ind", rounds)
         rows += [{"structure": structure, "method": cost.pop(""), **cost} for cost in costs]

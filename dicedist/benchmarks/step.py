@@ -85,7 +85,10 @@ def stopwatch(spent: dict[str, float], name: str) -> Iterator[None]:
 
 
 def bench_step(config: Config, world: World, num_classes: int) -> Step:
-    placement = place(world.size, config.ensemble.size, Method(config.method).counterpart is not None)
+    method = Method(config.method)
+    if method.asks_teacher:
+        raise ValueError(f"method={method.name} needs a teacher, and bench loads none: choose another method")
+    placement = place(world.size, config.ensemble.size, method.counterpart is not None)
     return assemble(config, placement, world, num_classes, STEPS_PER_EPOCH)[0]
 
 

@@ -6,6 +6,7 @@ COMMANDS = {  # name of the module, which has a function run(arguments) -> what 
     "train": "train an ensemble, or continue to",
     "evaluate": "accuracy, calibration, diversity, redundancy, out-of-distribution detection",
     "report": "one page with tables and figures of runs",
+    "distill": "train one network on what an ensemble predicts",
     "predict": "label images, and tell how sure that is",
     "export": "write pt2, onnx or safetensors",
     "sweep": "train over values of keys and seeds, or search for the best",

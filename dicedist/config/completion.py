@@ -12,6 +12,7 @@ from dicedist.config.schema import Config
 SCHEMAS: dict[str, Any] = {
     "train": Config,
     "sweep": Config,
+    "distill": Config,
     "evaluate": EvaluateRequest,
     "predict": PredictRequest,
     "export": ExportRequest,

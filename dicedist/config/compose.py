@@ -166,7 +166,7 @@ def parse_config(text: str, origin: object) -> Config:
         if "${" in str(value):
             raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
     config = typed(with_newer_keys(loaded), Config)
-    config.network.trusted = config.data.trusted = False
+    config.network.trusted = config.data.trusted = config.teacher.trusted = False
     check(config)
     return config
 

@@ -123,6 +123,13 @@ class MethodConfig:
 
 
 @dataclass
+class TeacherConfig:
+    run: str | None = key("distill: the folder of the run whose ensemble is the teacher", scope=Scope.NODE)
+    trusted: bool = key("true lets the teacher's network._target_ be imported and run", scope=Scope.NODE)
+    sha256: list[str] | None = key("of its members' weights; the run itself writes it")
+
+
+@dataclass
 class EnsembleConfig:
     size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
@@ -330,6 +337,7 @@ class Config:
     data: DataConfig = key("the inputs")
     network: NetworkConfig = key("of a member")
     method: MethodConfig = key("what members minimise")
+    teacher: TeacherConfig = key("whose predictions members learn")
     trajectory: dict[str, Any] = key("several predictors from one training of a member: kind, samples, its options")
     ensemble: EnsembleConfig = key("how many members")
     bottleneck: BottleneckConfig = key("VIB and VCEB")

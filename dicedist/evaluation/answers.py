@@ -4,7 +4,7 @@ Legend: M members, N inputs, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,9 @@ class Prediction:
     fused_label     [N]        the class that it predicts
     fused_probabilities [N, K] not calibrated
 
+    paths                      of the files that were answered, in the order of the rows; None if some were no files
+    left_out                   files of a folder that could not be read, and why
+
     Examples:
         >>> answers = ensemble.predict(images)  # an ensemble of three members, four images
         >>> answers
@@ -68,12 +71,21 @@ class Prediction:
     ood_threshold: Tensor | None = None
     fused_label: Tensor | None = None
     fused_probabilities: Tensor | None = None
+    paths: list[str] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]]) -> "Prediction":
+    def of(
+        cls,
+        about: About,
+        batches: Sequence[Mapping[str, Tensor]],
+        paths: list[str] | None = None,
+        left_out: Mapping[str, str] | None = None,
+    ) -> "Prediction":
         """From what the ensemble's forward answered for each batch."""
         joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
-        return cls(about, joined.pop("label"), member_logits=joined.pop("member_logits").transpose(0, 1), **joined)
+        labels, member_logits = joined.pop("label"), joined.pop("member_logits").transpose(0, 1)
+        return cls(about, labels, member_logits=member_logits, **joined, paths=paths, left_out=left_out or {})
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -114,7 +126,8 @@ class Prediction:
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each input, ready for pandas.DataFrame or JSON."""
-        columns: dict[str, Sequence[Any]] = {"label": self.names}
+        columns: dict[str, Sequence[Any]] = {} if self.paths is None else {"path": self.paths}
+        columns["label"] = self.names
         columns |= {name: getattr(self, name).tolist() for name in PER_INPUT}
         if self.ood_threshold is not None:
             columns["ood_threshold"] = self.ood_threshold.tolist()

@@ -7,6 +7,7 @@ V values of a vector.
 """
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,10 @@ class Ensemble(nn.Module):
         Each maps images [N, 3, size, size], scaled to 0..1 and then normalised by mean and std, to logits [N, K].
         class_names may be the number of classes. Without a discriminator, the OOD score is the largest probability.
         """
+        members = list(members)
+        for number, member in enumerate(members):
+            if not isinstance(member, nn.Module):
+                raise ValueError(f"member {number} is a {type(member).__name__}: give torch modules")
         copies = [copy.deepcopy(member) for member in members]
         names = [str(label) for label in range(class_names)] if isinstance(class_names, int) else list(class_names)
         about = About(
@@ -132,9 +137,16 @@ class Ensemble(nn.Module):
             raise ValueError(f"average={about.average}: write logits or probabilities")
         if not about.temperature > 0:
             raise ValueError(f"temperature={about.temperature}: write a number above 0")
+        for name, values in (("mean", about.mean), ("std", about.std)):
+            if len(values) != 3 or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
+                raise ValueError(f"{name}={tuple(values)}: give one number for each of 3 colours, a std above 0")
         black = torch.zeros(2, 3, about.size, about.size, device=next(self.encoders.parameters()).device)
         for number, member in enumerate(self.encoders):
-            shape = list(member(black).shape)
+            try:
+                shape = list(member(black).shape)
+            except (RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ValueError(f"member {number} cannot read images {list(black.shape)}: {reason}") from error
             if shape != wanted:
                 raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
 
@@ -143,19 +155,21 @@ class Ensemble(nn.Module):
 
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
         are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
-        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it.
+        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. In a folder, files
+        that cannot be read are left out: `paths` of the answers names those that are answered, `left_out` the others.
         """
         with torch.inference_mode():
-            prepared = inputs.batches(images, self.about, batch_size)
-            return Prediction.of(self.about, [self.answer(batch.to(self.device)) for batch in prepared])
+            given = inputs.Inputs(images, self.about, batch_size)
+            answered = [self.answer(batch.to(self.device)) for batch in given]
+            return Prediction.of(self.about, answered, given.paths, given.left_out)
 
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
         """For each member, the features [N, D] that its classifier reads; images as in `predict`."""
         if any(isinstance(classifier, nn.Identity) for classifier in self.classifiers):
             raise ValueError("networks of one's own give logits only: their features are known to themselves")
         with torch.inference_mode():
-            prepared = inputs.batches(images, self.about, batch_size)
-            read = [self.encode(batch.to(self.device)) for batch in prepared]
+            given = inputs.Inputs(images, self.about, batch_size)
+            read = [self.encode(batch.to(self.device)) for batch in given]
         return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
 
     @property

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -129,6 +130,8 @@ class Program(Ensemble):
     def __init__(self, path: Path) -> None:
         nn.Module.__init__(self)
         extra = {ABOUT: ""}
+        if not is_zipfile(path):  # torch would also log why it cannot read it
+            raise ValueError(not_ours(path))
         try:
             self.exported = torch.export.load(path, extra_files=extra)
         except Exception as error:  # a damaged file makes torch raise anything

@@ -6,6 +6,7 @@ Legend: N inputs, H rows, W columns, C colours, V values of a vector.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,36 +17,76 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dicedist.console.lines import plural, warn
 from dicedist.data.images import as_rgb, shrink_and_crop
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.about import VECTORS, About
 
 THREADS = 4
+LISTED = 5  # files in warnings
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 KINDS = "PIL images, arrays, tensors or paths, one or a list of them"
 
 
-def batches(images: Any, about: About, batch_size: int) -> Iterator[Tensor]:
-    """Tensors as the ensemble takes them, at most batch_size inputs each, in the order given."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: write a whole number from 1")
-    if about.images == VECTORS:
-        chunks: Iterator[Tensor] = iter(vectors(images, about).split(batch_size))
-    elif isinstance(images, (np.ndarray, Tensor)):
-        given = as_tensor(images)
-        chunks = (fitted(chunk, about) for chunk in given.split(batch_size))
-    else:
-        items = listed(images)
-        made = ahead(items, batch_size, lambda item: one(item, about))
-        chunks = (torch.cat(chunk) for chunk in made)
-    yield from chunks
+class Inputs:
+    """Iterates over tensors as the ensemble takes them, at most batch_size inputs each, in the order given.
+
+    What cannot be read in a folder is left out, and told; a file that was named by itself is refused, so that answers
+    stand in the order of the caller's list. After the last batch, `paths` names the files that were read, if all were
+    files, and `left_out` has the reasons of the others.
+    """
+
+    def __init__(self, images: Any, about: About, batch_size: int):
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: write a whole number from 1")
+        self.images, self.about, self.batch_size = images, about, batch_size
+        self.paths: list[str] | None = None
+        self.left_out: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Tensor]:
+        images, about = self.images, self.about
+        if about.images == VECTORS:
+            yield from vectors(images, about).split(self.batch_size)
+        elif isinstance(images, (np.ndarray, Tensor)):
+            yield from (fitted(chunk, about) for chunk in as_tensor(images).split(self.batch_size))
+        else:
+            yield from self.one_by_one(listed(images), of_folder=is_path(images) and Path(images).is_dir())
+
+    def one_by_one(self, items: Sequence[Any], of_folder: bool) -> Iterator[Tensor]:
+        make = partial(one_if_readable if of_folder else one, about=self.about)
+        remaining, read = iter(items), []
+        for made in ahead(items, self.batch_size, make):
+            rows = []
+            for item, image in zip(islice(remaining, len(made)), made, strict=True):
+                if isinstance(image, str):
+                    self.left_out[str(item)] = image
+                else:
+                    rows.append(image)
+                    read.append(item)
+            if rows:
+                yield torch.cat(rows)
+        self.tell(read)
+        self.paths = [str(item) for item in read] if all(map(is_path, read)) else None
+
+    def tell(self, read: Sequence[Any]) -> None:
+        told = [f"{path}: {reason}" for path, reason in self.left_out.items()]
+        if not read:
+            raise ValueError(f"{self.images}: no image could be read: {told[0]}")
+        for line in told[:LISTED]:
+            warn(f"left out {line}")
+        if len(told) > LISTED:
+            warn(f"left out {plural(len(told) - LISTED, 'more image')}, which the answer names")
+
+
+def is_path(item: Any) -> bool:
+    return isinstance(item, (str, os.PathLike))
 
 
 def vectors(given: Any, about: About) -> Tensor:
     """float32 [N, V] of an array, a tensor, or a file of vectors, whose labels count for nothing."""
-    if isinstance(given, (str, os.PathLike)):
+    if is_path(given):
         given = read_table(Path(given)).vectors_NV
     if not isinstance(given, (np.ndarray, Tensor)):
         raise ValueError(f"vectors are a {type(given).__name__}: give an array or tensor [N, V], or the path of a file")
@@ -66,12 +107,12 @@ def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
 
 def listed(images: Any) -> list[Any]:
     """One image is a list of one; a folder is the list of its images."""
-    if isinstance(images, (str, os.PathLike)) and Path(images).is_dir():
+    if is_path(images) and Path(images).is_dir():
         found = list(find_images(Path(images)))
         if not found:
             raise ValueError(f"{images}: no images found")
         return found
-    if isinstance(images, (str, os.PathLike, Image.Image)):
+    if is_path(images) or isinstance(images, Image.Image):
         return [images]
     try:
         items = list(images)
@@ -82,13 +123,19 @@ def listed(images: Any) -> list[Any]:
     return items
 
 
+def one_if_readable(path: Path, about: About) -> Tensor | str:
+    """The image of a file, as a batch of one, or the reason why it cannot be decoded."""
+    decoded = decode_file(path, about.size)
+    return decoded if isinstance(decoded, str) else taken(torch.from_numpy(np.array(decoded))[None], about)
+
+
 def one(item: Any, about: About) -> Tensor:
     """One image, as a batch of one."""
-    if isinstance(item, (str, os.PathLike)):
-        decoded = decode_file(Path(item), about.size)
-        if isinstance(decoded, str):
-            raise ValueError(f"{item}: {decoded}")
-        return taken(torch.from_numpy(np.array(decoded))[None], about)
+    if is_path(item):
+        image = one_if_readable(Path(item), about)
+        if isinstance(image, str):
+            raise ValueError(f"{item}: {image}")
+        return image
     if isinstance(item, Image.Image):
         return taken(scaled(item, about.size)[None], about)
     if isinstance(item, (np.ndarray, Tensor)):

@@ -54,6 +54,7 @@ def find(
         raise ValueError(f"resume=must, but {reason}" if must else f"{reason}; choose another run.name")
     config.network.sha256 = digests() if found is None else run.config().network.sha256
     if begun:
+        refuse_another_teacher(run, config)
         refuse_another(run, config, found)
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
@@ -124,6 +125,16 @@ def restarted(run: Run) -> bool:
 
 def has_records(run: Run) -> bool:
     return run.records_file.exists() and run.records_file.stat().st_size > 0
+
+
+def refuse_another_teacher(run: Run, config: Config) -> None:
+    """A teacher is known by its weights: it may have moved, but not have been trained further."""
+    before, now = run.config().teacher.sha256, config.teacher.sha256
+    if before and now and before != now:
+        raise ValueError(
+            f"the ensemble in {config.teacher.run} is not the one that {run} has learnt from so far: bring back its "
+            "checkpoint, or choose another run.name"
+        )
 
 
 def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:

@@ -55,6 +55,8 @@ def announce(
         f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.label} "
         f"({config.structure}), {len(source.train):,} {source.kind}, {plural(steps_left, 'step')} to go"
     )
+    if config.teacher.sha256:
+        tracker.say(f"taught by the {plural(len(config.teacher.sha256), 'member')} of {config.teacher.run}")
     tracker.say(classes_told(source))
     if step.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):

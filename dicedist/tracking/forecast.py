@@ -66,6 +66,7 @@ class Rehearsal:
         w = self.hosted.w
         self.w = copy.deepcopy(w, {id(w.division): w.division}) if w else None  # the group of its ranks stays
         self.optimizer = self.w.build_optimizer() if self.w else None
+        self.teacher = step.teacher
         self.now = step.schedules.at(config.epochs)
         compared, widths = step.exchange.compared, step.exchange.widths
         self.read = {
@@ -84,16 +85,19 @@ class Rehearsal:
         return members + w, self.seconds_of_reading() * max(1, len(self.hosted.members))
 
     def seconds_of_parts(self) -> tuple[float, float]:
-        """Of one step: forward and backward of all members hosted here, and the work of w."""
+        """Of one step: forward and backward of all members hosted here with their teacher, and the work of w."""
         for _ in range(TIMED):
             self.world.control.barrier()
             started = self.now_done()
             for member in self.members:
                 member(self.trunk(self.inputs)).sum().backward()
+            taught = self.now_done()
+            if self.teacher is not None:
+                self.teacher(self.inputs)
             between = self.now_done()
             self.learn()
             ended = self.now_done()
-        return (between - started) * max(1, len(self.hosted.members)), ended - between
+        return (taught - started) * max(1, len(self.hosted.members)) + between - taught, ended - between
 
     def now_done(self) -> float:
         """The time, once the device has done all that it was given."""

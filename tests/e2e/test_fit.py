@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dicedist
+from dicedist.config import compose_config
 from dicedist.runs.run import Run as Folder
 from tests.support.tiny import TINY, records_of
 
@@ -85,6 +86,26 @@ def test_ranks_cannot_start_ranks(monkeypatch):
         dicedist.fit()
 
 
+def test_no_process_to_start(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.executable", "")
+    with pytest.raises(ValueError, match="no process can be started: run dicedist train"):
+        dicedist.fit(*QUICK, f"run.dir={tmp_path}")
+
+
+def test_a_run_that_has_only_begun(tmp_path):
+    begun = dicedist.Run(tmp_path / "begun")
+    begun.directory.mkdir()
+    begun.save_config(compose_config(QUICK[:6]))
+    assert begun.records() == [] and begun.report().exists()
+    for use, line in (
+        (lambda: begun.results, "begun is not evaluated yet: finish its training"),
+        (begun.ensemble, "begun has no intact checkpoint"),
+        (lambda: dicedist.Ensemble.load(begun.directory), "begun has no intact checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            use()
+
+
 def test_score_of_anyones_ensemble():
     draws = np.random.default_rng(0)
     logits, labels = draws.normal(size=(3, 50, 4)), draws.integers(4, size=50)
@@ -96,6 +117,10 @@ def test_score_of_anyones_ensemble():
     for wrong, line in (
         ((logits[0], labels), "logits must be"),
         ((logits, labels[:9]), "labels must have shape"),
+        ((logits, labels + 0.5), "labels are torch.float64: give whole numbers from 0"),
+        ((logits, labels + 1), "labels must be 0 to 3: got 1 to 4"),
+        ((logits * np.nan, labels), "member 0 gave NaN or infinite logits"),
+        (("logits", labels), r"logits \[M, N, K\] and labels \[N\] must be numbers"),
         ((logits, labels, "votes"), "average=votes: write logits or probabilities"),
     ):
         with pytest.raises(ValueError, match=line):

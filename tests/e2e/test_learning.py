@@ -23,6 +23,9 @@ def test_a_method_learns(tmp_path, real_data, method):
     options = [f"method={method}", f"structure={STRUCTURES[method][-1]}"]
     if method in TRAJECTORIES:
         options += ["ensemble.size=1", "trajectory.samples=3"]
+    if method == "distill":
+        train.run([*SMALL, "method=ind", f"run.dir={tmp_path}", "run.name=teacher"])
+        options.append(f"teacher.run={tmp_path / 'teacher'}")
     train.run([*SMALL, *options, f"run.dir={tmp_path}", "run.name=learns"])
     result = json.loads((tmp_path / "learns" / "evaluation.json").read_text())
     assert len(result["member_ids"]) == 3

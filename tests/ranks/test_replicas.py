@@ -13,7 +13,7 @@ from tests.support.steps import STRONG, batch_at, build_step, configured, share_
 SIZE, BATCH = 2, 9  # not a multiple of the replicas
 CASES = {  # number of ranks -> cases, with two replicas
     5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
-    4: [("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch")],
+    4: [("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch"), ("distill", "net")],
     6: [("okddip", "net")],
 }
 

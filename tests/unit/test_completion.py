@@ -16,7 +16,7 @@ from dicedist.config.completion import SCRIPTS, candidates
     [
         (["eva"], ["evaluate"]),
         (["train", "redundancy.del"], ["redundancy.delta=", "redundancy.delta_by_size="]),
-        (["train", "method=d"], ["method=dibs", "method=dice", "method=dml"]),
+        (["train", "method=d"], ["method=dibs", "method=dice", "method=distill", "method=dml"]),
         (["train", "seed=1", "structure="], ["structure=net", "structure=branch"]),
         (["train", "compile="], ["compile=false", "compile=true", "compile=graphs"]),
         (["train", "tracking.model="], ["tracking.model=uint8", "tracking.model=float", "tracking.model=null"]),

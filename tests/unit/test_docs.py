@@ -21,10 +21,9 @@ from dicedist.runs.queue import Queue
 from dicedist.studies.search import Search
 from tests.support import CHECKOUT
 
-PAGES = sorted(
-    path for folder in (".", "docs", "launch/k8s", "examples") for path in (CHECKOUT / folder).glob("*.md")
-)  # fmt: skip
-PROGRAMS = ("dicedist", "python", "torchrun", "docker", "kubectl", "sbatch", "mlflow", "find")
+FOLDERS = (".", "docs", "docs/tutorials", "docs/reference", "launch/k8s", "examples")
+PAGES = sorted(path for folder in FOLDERS for path in (CHECKOUT / folder).glob("*.md"))
+PROGRAMS = ("dicedist", "timeout", "python", "torchrun", "docker", "kubectl", "sbatch", "mlflow", "find")
 START = re.compile(rf"(?:\./)?(?:{'|'.join(PROGRAMS)}|launch/[\w-]+|\.venv/bin/python)(?= |$)")
 # What is refused because nothing was trained, and no file of the user's is there.
 MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* came to its end"

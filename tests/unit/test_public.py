@@ -1,10 +1,12 @@
 """The public names and their site: every example in a docstring runs, every page is built without a warning."""
 
 import doctest
+import html
 import json
 import re
 import subprocess
 import sys
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -64,6 +66,24 @@ def test_pages_load_nothing_from_elsewhere(site):
     for page in pages:
         assert not re.findall(r'<(?:script|img|iframe)[^>]* src="(?!data:)(?:https?:)?//', page.read_text()), page
         assert not re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="(?:https?:)?//', page.read_text()), page
+
+
+def test_every_link_of_the_site_leads_somewhere(site):
+    texts = {page.resolve(): page.read_text() for page in site.rglob("*.html")}
+    anchors = {page: set(re.findall(r' (?:id|name)="([^"]+)"', text)) for page, text in texts.items()}
+    lost = []
+    for page, text in texts.items():
+        for link in re.findall(r' (?:href|src)="([^"]+)"', text):
+            if page.name == "404.html" or re.match(
+                r"[a-z]+:", link
+            ):  # that page names everything from the server's root
+                continue
+            path, _, anchor = html.unescape(link).partition("#")
+            aim = (page.parent / unquote(path.partition("?")[0])).resolve() if path else page
+            if not aim.exists() or (anchor and aim in anchors and unquote(anchor) not in anchors[aim]):
+                lost.append(f"{page.name}: {link}")
+    assert lost == [] and len(texts) > 25
+    assert 'href="../uncertainty.html"' in (site / "tutorials" / "serve.html").read_text(), "tutorials link to pages"
 
 
 def test_every_key_and_every_page_is_on_the_site(site):

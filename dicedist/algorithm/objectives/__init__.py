@@ -75,6 +75,7 @@ class Objective:
     takes_lessons: ClassVar[bool] = False  # companions teach encoders by a second optimiser
     fuses: ClassVar[str | None] = None  # the field of all members that a classifier of the whole ensemble reads
     fused_by: ClassVar[tuple[str, str]] = ("", "")  # the part that holds that classifier, and its name there
+    asks_teacher: ClassVar[bool] = False  # reads the logits of a teacher, which the configuration names
     differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
     weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
 
@@ -87,6 +88,9 @@ class Objective:
 
     def check_maps(self, maps: Sequence[tuple[int, int, int]]) -> None:
         """ValueError if the term cannot read maps of these channels, rows and columns together."""
+
+    def check_teacher(self, num_taught: int, num_members: int) -> None:
+        """ValueError if a teacher of so many members does not suit a training of so many."""
 
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
         """The fields of the speaker that the listener must see."""
@@ -174,6 +178,10 @@ class Method:
         return any(term.takes_lessons for term in self.terms)
 
     @property
+    def asks_teacher(self) -> bool:
+        return any(term.asks_teacher for term in self.terms)
+
+    @property
     def differentiates_pixels(self) -> bool:
         return any(term.differentiates_pixels for term in self.terms)
 
@@ -254,6 +262,10 @@ class Method:
                 f"method={self.name}: its term {unfit[0]} needs one class for each input, and loss.mixup and "
                 "loss.cutmix mix two: leave them out"
             )
+
+    def check_teacher(self, num_taught: int, num_members: int) -> None:
+        for term in self.terms:
+            term.check_teacher(num_taught, num_members)
 
     def check(self, networks: Sequence[Network]) -> None:
         """ValueError if the method cannot train such an ensemble."""

@@ -1,0 +1,62 @@
+"""Distillation of a trained ensemble: members learn what a teacher predicts for the inputs that they see.
+
+The teacher's members t = 1..T predict p_t = softmax(z_t / tau) for the same crops, flips and mixtures, the student
+q = softmax(s / tau). With `labels` = 0 nothing but the teacher counts:
+
+mean       loss = (1 - labels) tau^2 KL(mean_t p_t || q) + labels CE(s, y)          (Hinton et al., 2015)
+members    loss = (1 - labels) tau^2 KL(p_i || q_i) + labels CE(s_i, y), where student i learns from the teacher's
+           member i: branches of one trunk keep what members disagree about (Hydra, Tran et al., 2020)
+
+One student for all members gains nothing from their distribution: mean_t KL(p_t || q) is KL(mean_t p_t || q) plus the
+mutual information of the teacher, which q does not change. Hence the branches.
+
+Legend: B inputs, T members of the teacher, K classes.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.algorithm.objectives import Objective, View
+from dicedist.algorithm.schedules import Moment
+
+TARGETS = ("mean", "members")
+
+
+class Term(Objective):
+    asks_teacher = True
+    mixes = True  # the teacher sees the mixed inputs
+
+    def __init__(self, temperature: float = 1.0, labels: float = 0.0, target: str = "mean"):
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"method.terms.distill.temperature={temperature}: write a number above 0")
+        if not 0 <= labels < 1:
+            raise ValueError(f"method.terms.distill.labels={labels}: write a number from 0 and below 1")
+        if target not in TARGETS:
+            raise ValueError(f"method.terms.distill.target={target}: write one of {', '.join(TARGETS)}")
+        self.temperature, self.labels, self.target = temperature, labels, target
+
+    def check_teacher(self, num_taught: int, num_members: int) -> None:
+        if self.target == "members" and num_taught != num_members:
+            raise ValueError(
+                f"method.terms.distill.target=members: the teacher has {num_taught} members, so write "
+                f"ensemble.size={num_taught}"
+            )
+
+    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+        assert view.own.teacher_BTK is not None
+        log_p_BTK = (view.own.teacher_BTK / self.temperature).log_softmax(-1)
+        log_p_BK = log_p_BTK[:, view.index] if self.target == "members" else log_mean(log_p_BTK)
+        log_q_BK = (view.own.logits_BK / self.temperature).log_softmax(-1)
+        divergence = F.kl_div(log_q_BK, log_p_BK, reduction="batchmean", log_target=True)
+        parts = {"distillation": (1 - self.labels) * self.temperature**2 * divergence}
+        if self.labels:
+            parts["cross_entropy"] = self.labels * view.targets.cross_entropy(view.own.logits_BK)
+        return parts
+
+
+def log_mean(log_p_BTK: Tensor) -> Tensor:
+    """The logarithm of the mean probabilities."""
+    return torch.logsumexp(log_p_BTK, dim=1) - math.log(log_p_BTK.shape[1])

@@ -1,0 +1,25 @@
+"""Keys of a run's configuration as words of a command, for another run that is to have them, too."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dicedist.config.compose import compose_typed, flatten
+from dicedist.config.literal import PLAIN
+from dicedist.config.schema import Config
+
+SPECIAL = ("null", "true", "false")
+
+
+def words_of(config: Config, groups: Sequence[str], behind: Sequence[str]) -> list[str]:
+    """What must stand behind these words so that the keys that begin so are as in the config."""
+    by_default = flatten(compose_typed("train", behind, Config))
+    named = {key: value for key, value in flatten(config).items() if key.startswith(tuple(groups))}
+    return [word(key, value) for key, value in named.items() if value != by_default.get(key)]
+
+
+def word(key: str, value: Any) -> str:
+    """As a user would write it, and `literal` reads it."""
+    if not isinstance(value, str):
+        return f"{key}={json.dumps(value)}"
+    return f"{key}={value}" if PLAIN.fullmatch(value) and value not in SPECIAL else f"{key}='{value}'"

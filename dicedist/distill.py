@@ -1,0 +1,67 @@
+"""Train one network on what the ensemble of a run predicts: the cheap model for serving.
+
+Examples:
+    dicedist distill run=runs/NAME network=resnet8                       one network learns the mean probabilities
+    dicedist distill run=runs/NAME network=resnet20 target=members       a trunk with one branch for each member
+    dicedist distill run=runs/NAME network=resnet20 epochs=100 method.terms.distill.labels=0.1 --nproc 2
+
+It is a training: every other word is a key of `dicedist train`, and the same command continues it. Data, epochs, batch
+size, loss and optimiser are those of the teacher's run unless they are given; a recipe= or experiment= stands for all
+but the data. The student is a run of its own beside the teacher, which is evaluated, calibrated, reported, predicts and
+is exported as any other, without the teacher. docs/uncertainty.md has the losses.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dicedist.cluster.process import command
+from dicedist.config import Config, show_help
+
+if TYPE_CHECKING:
+    from dicedist.runs.run import Run
+
+OWN = ("run=", "target=")
+TARGETS = ("mean", "members")
+
+
+def run(arguments: Sequence[str]) -> None:
+    if "--help" in arguments or "-h" in arguments:
+        show_help(__doc__, "train", Config)
+        return
+    own = dict(word.split("=", 1) for word in arguments if word.startswith(OWN))
+    keys = [word for word in arguments if not word.startswith(OWN)]
+    if "run" not in own:
+        raise ValueError("write run=runs/NAME, the run of the teacher, and network=NAME for the student")
+    if not any(word.startswith(("network=", "network.")) for word in keys):
+        raise ValueError("write network=NAME, the network of the student")
+    if own.get("target", "mean") not in TARGETS:
+        raise ValueError(f"target={own['target']}: write one of {', '.join(TARGETS)}")
+    # Not above: torch takes seconds, which help and refusals need not.
+    from dicedist import train
+    from dicedist.runs.run import Run
+
+    train.run([*words_for(Run.open(own["run"]), own.get("target", "mean"), keys), *keys])
+
+
+def words_for(teacher: "Run", target: str, keys: Sequence[str]) -> list[str]:
+    """What the student inherits, and what makes it one, as far as the user's keys do not say otherwise."""
+    from dicedist.config.words import word, words_of
+
+    config = teacher.config()
+    given = {key.partition("=")[0] for key in keys}
+    groups = ["data."] + ([] if {"recipe", "experiment"} & given else ["epochs", "batch_size", "loss.", "optimizer."])
+    groups += ["schedules."] if len(groups) > 1 else []
+    inherited = [] if "data" in given else [f"data={config.data.name}"]
+    inherited += words_of(config, [group for group in groups if group.rstrip(".") not in given], inherited)
+    network = next((key.partition("=")[2] for key in keys if key.startswith("network=")), "").replace("/", "-")
+    named = "-".join(filter(None, [teacher.name, "distilled", network, "" if target == "mean" else target]))
+    inherited += ["method=distill", word("teacher.run", str(teacher)), word("run.name", named)]
+    inherited += [word("run.dir", str(teacher.directory.parent))]
+    if target == "members":
+        inherited += ["method.terms.distill.target=members", "structure=branch"]
+        inherited += [f"ensemble.size={config.num_predictors}"]
+    return [each for each in inherited if each.partition("=")[0] not in given]
+
+
+if __name__ == "__main__":
+    command(run)

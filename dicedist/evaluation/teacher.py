@@ -1,0 +1,78 @@
+"""The ensemble of another run as a teacher: it predicts the inputs of a training as its students see them.
+
+Legend: B inputs, T members of the teacher, K classes.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from dicedist.config.schema import Config
+from dicedist.data.sources import Source
+from dicedist.evaluation.about import VECTORS
+from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.loading import load_ensemble
+from dicedist.runs.pretrained import digest
+
+
+class Teacher(nn.Module):
+    """Logits [B, T, K] of inputs that are normalised for its students, which is made up for where it differs."""
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, ensemble: Ensemble, source: Source, origin: str):
+        super().__init__()
+        self.ensemble = ensemble
+        refuse_another(ensemble, source, origin)
+        each = (-1,) if source.kind == VECTORS else (-1, 1, 1)
+        own, theirs = (
+            [torch.tensor(values, dtype=torch.float64).view(each) for values in (one.mean, one.std)]
+            for one in (ensemble.about, source)
+        )
+        self.same = own[0].equal(theirs[0]) and own[1].equal(theirs[1])
+        self.register_buffer("factor", (theirs[1] / own[1]).float())
+        self.register_buffer("shift", ((theirs[0] - own[0]) / own[1]).float())
+
+    @classmethod
+    def of(cls, config: Config, source: Source, device: torch.device) -> "Teacher":
+        """Of the run that the config names; the code of a network of one's own runs only if the config trusts it."""
+        assert config.teacher.run is not None
+        ensemble = load_ensemble(config.teacher.run, trusted=config.teacher.trusted, tell=lambda text: None)
+        return cls(ensemble, source, config.teacher.run).to(device).to(memory_format=torch.channels_last)
+
+    def __len__(self) -> int:
+        return len(self.ensemble)
+
+    @property
+    def digests(self) -> list[str]:
+        """sha256 of each member's weights, its trunk included."""
+        weights, found = self.ensemble.state_dict(), []
+        for place in range(len(self)):
+            own = (f"encoders.{place}.", f"classifiers.{place}.", "trunk.")
+            found.append(digest({name: value.cpu() for name, value in weights.items() if name.startswith(own)}))
+        return found
+
+    @property
+    def bytes(self) -> int:
+        return sum(value.numel() * value.itemsize for value in self.state_dict().values())
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor) -> Tensor:
+        shared = self.ensemble.trunk(inputs if self.same else inputs * self.factor + self.shift)
+        heads = zip(self.ensemble.encoders, self.ensemble.classifiers, strict=True)
+        return torch.stack([classifier(encoder(shared)) for encoder, classifier in heads], dim=1)
+
+
+def refuse_another(ensemble: Ensemble, source: Source, origin: str) -> None:
+    about = ensemble.about
+    if about.class_names != list(source.class_names):
+        raise ValueError(
+            f"the teacher {origin} knows {len(about.class_names)} classes, not the {source.num_classes} of these data "
+            "or under other names: a student needs the classes of its teacher"
+        )
+    taken = [len(about.mean)] if about.images == VECTORS else [3, about.size, about.size]
+    if taken != list(source.shape):
+        raise ValueError(
+            f"the teacher {origin} takes inputs of shape {taken}, and these data have {list(source.shape)}: "
+            + ("write data.size=" + str(about.size) if len(taken) == len(source.shape) == 3 else "choose other data")
+        )
