@@ -294,9 +294,7 @@ class Trainer:
             self.tracker.add(record["values"])
             self.loss_scales |= record["loss_scales"]
         if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
-            self.tracker.summarise(
-                self.done, self.done / self.steps_per_epoch, self.schedules(), not self.validation_due
-            )
+            self.tracker.summarise(self.done, self.done / self.steps_per_epoch, self.schedules(), self.validation_due)
             figures = self.pace.figures(self.done)
             for record in records:
                 figures |= record["system"]

@@ -31,6 +31,7 @@ class Prediction:
                                the entropy of their mean probabilities less the mean of their entropies
     member_labels   [N, M]     what each member by itself would say
     ood_score       [N]        low for inputs unlike those of the training
+    paths           N names    of the files, if all inputs were files, else None
 
     Where the ensemble was calibrated on held-out images, else None:
     label_set       [N, K]     whether a class belongs to the set that holds the true one with probability 1 - alpha
@@ -62,12 +63,15 @@ class Prediction:
     abstain: Tensor | None = None
     reason: Tensor | None = None
     ood_threshold: Tensor | None = None
+    paths: list[str] | None = None
 
     @classmethod
-    def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]]) -> "Prediction":
-        """From what the ensemble's forward answered for each batch."""
+    def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]], paths: Sequence[str] = ()) -> "Prediction":
+        """From what the ensemble's forward answered for each batch. paths: of those inputs that were files."""
         joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
-        return cls(about, joined.pop("label"), member_logits=joined.pop("member_logits").transpose(0, 1), **joined)
+        labels_N, member_logits_MNK = joined.pop("label"), joined.pop("member_logits").transpose(0, 1)
+        named = list(paths) if len(paths) == len(labels_N) else None
+        return cls(about, labels_N, member_logits=member_logits_MNK, paths=named, **joined)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,7 +112,8 @@ class Prediction:
 
     def rows(self) -> list[dict[str, Any]]:
         """A dict for each input, ready for pandas.DataFrame or JSON."""
-        columns: dict[str, Sequence[Any]] = {"label": self.names}
+        columns: dict[str, Sequence[Any]] = {} if self.paths is None else {"path": self.paths}
+        columns["label"] = self.names
         columns |= {name: getattr(self, name).tolist() for name in PER_INPUT}
         if self.ood_threshold is not None:
             columns["ood_threshold"] = self.ood_threshold.tolist()

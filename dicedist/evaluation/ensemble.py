@@ -141,11 +141,15 @@ class Ensemble(nn.Module):
 
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
         are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
+        What cannot be decoded in a folder is left out with a warning; `paths` of the answers names the rest.
         An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it.
         """
+        answers, paths = [], []
         with torch.inference_mode():
-            prepared = inputs.batches(images, self.about, batch_size)
-            return Prediction.of(self.about, [self.answer(batch.to(self.device)) for batch in prepared])
+            for batch in inputs.batches(images, self.about, batch_size):
+                answers.append(self.answer(batch.inputs.to(self.device)))
+                paths += batch.paths
+        return Prediction.of(self.about, answers, paths)
 
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
         """For each member, the features [N, D] that its classifier reads; images as in `predict`."""
@@ -153,7 +157,7 @@ class Ensemble(nn.Module):
             raise ValueError("networks of one's own give logits only: their features are known to themselves")
         with torch.inference_mode():
             prepared = inputs.batches(images, self.about, batch_size)
-            read = [self.encode(batch.to(self.device)) for batch in prepared]
+            read = [self.encode(batch.inputs.to(self.device)) for batch in prepared]
         return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dicedist.console.lines import warn
 from dicedist.data.images import as_rgb, shrink_and_crop
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
@@ -27,20 +28,46 @@ Made = TypeVar("Made")
 KINDS = "PIL images, arrays, tensors or paths, one or a list of them"
 
 
-def batches(images: Any, about: About, batch_size: int) -> Iterator[Tensor]:
-    """Tensors as the ensemble takes them, at most batch_size inputs each, in the order given."""
+class Ready(NamedTuple):
+    """A batch as the ensemble takes it, and the names of those of its inputs that came from files."""
+
+    inputs: Tensor
+    paths: list[str]
+
+
+def batches(images: Any, about: About, batch_size: int) -> Iterator[Ready]:
+    """At most batch_size inputs each, in the order given.
+
+    A file that cannot be decoded is refused if it was named itself, and left out with a warning if it lies in a folder
+    that was named.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: write a whole number from 1")
     if about.images == VECTORS:
-        chunks: Iterator[Tensor] = iter(vectors(images, about).split(batch_size))
+        yield from (Ready(chunk, []) for chunk in vectors(images, about).split(batch_size))
     elif isinstance(images, (np.ndarray, Tensor)):
-        given = as_tensor(images)
-        chunks = (fitted(chunk, about) for chunk in given.split(batch_size))
+        yield from (Ready(fitted(chunk, about), []) for chunk in as_tensor(images).split(batch_size))
     else:
-        items = listed(images)
-        made = ahead(items, batch_size, lambda item: one(item, about))
-        chunks = (torch.cat(chunk) for chunk in made)
-    yield from chunks
+        yield from of_items(listed(images), about, batch_size, tolerant=is_folder(images))
+
+
+def of_items(items: Sequence[Any], about: About, batch_size: int, tolerant: bool) -> Iterator[Ready]:
+    remaining, found = iter(items), 0
+    for made in ahead(items, batch_size, lambda item: one(item, about)):
+        read = []
+        for item, image in zip(islice(remaining, len(made)), made, strict=True):
+            if isinstance(image, Tensor):
+                read.append((item, image))
+            elif tolerant:
+                warn(f"left out {item}: {image}")
+            else:
+                raise ValueError(f"{item}: {image}")
+        if read:
+            found += len(read)
+            paths = [str(item) for item, _ in read if isinstance(item, (str, os.PathLike))]
+            yield Ready(torch.cat([image for _, image in read]), paths)
+    if not found:
+        raise ValueError("none of the images in the folder can be decoded")
 
 
 def vectors(given: Any, about: About) -> Tensor:
@@ -66,7 +93,7 @@ def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
 
 def listed(images: Any) -> list[Any]:
     """One image is a list of one; a folder is the list of its images."""
-    if isinstance(images, (str, os.PathLike)) and Path(images).is_dir():
+    if is_folder(images):
         found = list(find_images(Path(images)))
         if not found:
             raise ValueError(f"{images}: no images found")
@@ -82,13 +109,15 @@ def listed(images: Any) -> list[Any]:
     return items
 
 
-def one(item: Any, about: About) -> Tensor:
-    """One image, as a batch of one."""
+def is_folder(images: Any) -> bool:
+    return isinstance(images, (str, os.PathLike)) and Path(images).is_dir()
+
+
+def one(item: Any, about: About) -> Tensor | str:
+    """One image, as a batch of one; of a file that cannot be decoded, the reason."""
     if isinstance(item, (str, os.PathLike)):
         decoded = decode_file(Path(item), about.size)
-        if isinstance(decoded, str):
-            raise ValueError(f"{item}: {decoded}")
-        return taken(torch.from_numpy(np.array(decoded))[None], about)
+        return decoded if isinstance(decoded, str) else taken(torch.from_numpy(np.array(decoded))[None], about)
     if isinstance(item, Image.Image):
         return taken(scaled(item, about.size)[None], about)
     if isinstance(item, (np.ndarray, Tensor)):

@@ -59,8 +59,8 @@ def test_a_bar_fits_the_terminal_that_it_is_drawn_on(clock):
         while drawn.count(CLEARED) < 4:  # a terminal hands over what it has, piece by piece
             drawn += seen.read(10_000)
     _, first, second, third, nothing = drawn.decode().split(CLEARED.decode())
-    assert first == "░" * 24 + " images of a set 0/100", "there is a bar before anything is done"
-    assert second.startswith("██░") and len(second) == 49 and third.startswith("█" * 12 + "░") and len(third) == 49
+    assert first == "░" * 16 + " images of a set 0/100", "there is a bar before anything is done"
+    assert second.startswith("██░") and len(second) == 49 and third.startswith("█" * 8 + "░") and len(third) == 49
     assert "10/100" in second and "50/100" in third and not nothing
 
 
