@@ -24,6 +24,7 @@ from typing import Any
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
+from dicedist.config.options import Parser
 from dicedist.console.lines import say
 from dicedist.console.tables import table
 from dicedist.evaluation.cost import cost
@@ -64,7 +65,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch/paper", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("launch/paper", __doc__)
     parser.add_argument("--list", action="store_true", help="show the cells, run none")
     parser.add_argument("--table", help="all cells of a table")
     parser.add_argument("--cell", help="a single one")

@@ -88,7 +88,7 @@ def place(
     num_members = fitting if size == "auto" else int(size)
     if needs_discriminator and num_members < 2:
         raise ValueError(
-            f"this method compares members, so it needs at least 2, but {world_size} ranks make {num_members}: "
+            f"this method compares members, so it needs at least 2 of them, not {num_members}: "
             f"{launch_line(DEFAULT_SIZE * replicas + own)} or ensemble.size={DEFAULT_SIZE}"
         )
     if ranks_of_w == MEMBERS and replicas > 1:

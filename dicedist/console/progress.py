@@ -63,7 +63,7 @@ class Progress(SilentProgress):
         filled = round(width * done / max(1, self.total))
         bar = "█" * filled + "░" * (width - filled) + " " if self.terminal else ""
         text = f"{bar}{self.noun} {done:,}/{self.total:,}  {figures}".rstrip()
-        put(self.stream, f"\r\x1b[2K{text[: columns - 1]}" if self.terminal else f"{text}\n")
+        put(self.stream, f"\r\x1b[2K{shortened(text, columns - 1)}" if self.terminal else f"{text}\n")
 
     @property
     def columns(self) -> int:
@@ -76,3 +76,10 @@ class Progress(SilentProgress):
     def clear(self) -> None:
         if self.terminal:
             put(self.stream, "\r\x1b[2K")
+
+
+def shortened(text: str, most: int) -> str:
+    """As many figures, which stand two spaces apart, as fit whole."""
+    while len(text) > most and "  " in text:
+        text = text.rpartition("  ")[0]
+    return text[:most]
