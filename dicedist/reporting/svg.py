@@ -82,7 +82,8 @@ def style(place: int | None) -> str:
     """The classes of an ensemble's style; None: of no particular ensemble."""
     if place is None:
         return "plain"
-    return f"s{place % NUM_STYLES}{' again' if place >= NUM_STYLES else ''}"
+    colour, turn = place % NUM_STYLES, place // NUM_STYLES  # a colour that is used again gets other strokes
+    return f"s{colour}{('', ' again', ' third')[min(turn, 2)]}"
 
 
 def width_of(text: str) -> float:
