@@ -45,7 +45,7 @@ def build_step(
         clip_norm=config.optimizer.clip_norm,
         pieces=config.optimizer.accumulate,
         loss=Loss.of(config.loss, class_counts, exchange.device),
-        separate_views=config.structure == "branch" and config.data.per_member,
+        images_per_branch=config.structure == "branch" and config.data.per_member,
     )
 
 
