@@ -105,16 +105,9 @@ class Trainer:
         )
         self.step.encoders |= self.trajectories.encoders
         self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
+        of_replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
-            source.train,
-            config.data,
-            source,
-            config.batch_size,
-            config.seed,
-            world.device,
-            placement.members_on(world.rank),
-            placement.replica_on(world.rank),
-            placement.replicas if placement.members_on(world.rank) else 1,
+            source.train, config.data, source, config.batch_size, config.seed, world.device, mine, *of_replicas
         )
         self.ledger = Ledger()
         self.run = Run.of(config)

@@ -16,8 +16,6 @@ part of its own, hosted like the discriminator (AdversarialTerm): it reads field
 Legend: M members, B inputs, D features, K classes.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dicedist.algorithm.adversary import Adversary
+from dicedist.algorithm.by_name import construct
 from dicedist.algorithm.member import Encoding, Member
 from dicedist.algorithm.messages import Fields, Sizes, Traffic
 from dicedist.algorithm.networks import Network
@@ -233,11 +232,6 @@ class Method:
 
 
 def build(name: str, options: Mapping[str, Any]) -> Objective:
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    if name not in known:
-        raise ValueError(f"method.terms.{name}: no such term; write one of {', '.join(known)}")
-    term = importlib.import_module(f"{__name__}.{name}").Term
-    try:
-        return term(**options)
-    except TypeError as error:
-        raise ValueError(f"method.terms.{name}: {str(error).split('__init__() ')[-1]}") from error
+    term = construct(__name__, name, "Term", options, f"method.terms.{name}")
+    assert isinstance(term, Objective)
+    return term
