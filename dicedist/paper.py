@@ -164,7 +164,7 @@ def costs_of(cell: str) -> dict[str, float]:
 
 
 def mean_and_deviation(ours: Pooled | None) -> str:
-    """To the paper's two decimals."""
+    """Written with the paper's two decimals."""
     if ours is None:
         return "-"
     return f"{ours.mean:.2f}" + (f" +- {ours.deviation:.2f}" if ours.deviation is not None else "")

@@ -231,7 +231,7 @@ class Trainer:
         return arrived
 
     def train(self) -> None:
-        """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
+        """Trains to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
         with signals.deferred():
             while not self.stopping and (self.validation_due or self.done < self.total_steps):
                 self.validate() if self.validation_due else self.train_epoch()
@@ -322,7 +322,7 @@ class Trainer:
         self.saver.start(self.done, self.about(), self.tracker.records())
 
     def draw_samples(self) -> None:
-        """After the last step, for trajectories whose samples were not kept on the way."""
+        """Draws, after the last step, the samples of trajectories that were not kept on the way."""
         held = len(self.trajectories.samples)
         source, device = self.source, self.world.device
 

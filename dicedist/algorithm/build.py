@@ -146,7 +146,7 @@ def feature_dims(config: Config, num_members: int) -> list[int]:
 
 
 def sizes(config: Config, num_members: int, num_classes: int) -> list[Sizes]:
-    """Of every member, including those on other ranks."""
+    """The sizes of every member, including those on other ranks."""
     pixels = math.prod(input_shape(config))
     return [Sizes(features, pixels, num_classes) for features in feature_dims(config, num_members)]
 
@@ -160,7 +160,7 @@ def weightless(config: Config, num_members: int) -> list[Network]:
 
 
 def input_shape(config: Config) -> tuple[int, ...]:
-    """Of one input, as a network sees it: an image, or a vector."""
+    """The shape of one input, an image or a vector, as a network sees it."""
     size, inputs = config.data.size, config.network.inputs
     return (3, size, size) if inputs is None else (inputs,)
 

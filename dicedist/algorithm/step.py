@@ -231,7 +231,7 @@ class Step:
 
     @torch.no_grad()
     def averaged_logits(self, images: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Of the moving averages hosted here, normalised by the batch, as the members themselves are."""
+        """Logits of the moving averages hosted here, normalised by the batch, as the members themselves are."""
         averaged = self.hosted.averaged
         with contextlib.ExitStack() as stack:
             for part in (*averaged.members.values(), *averaged.common):

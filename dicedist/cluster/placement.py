@@ -133,8 +133,8 @@ def ranks_of(num_members: int, needs_discriminator: bool, replicas: int, ranks_o
 def nearest(
     candidates: Iterable[int], count: int, node_of: Sequence[int], crowd: Sequence[int], held: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """As many of the candidates, in order: those that hold the least, then those whose node appears most often in the
-    crowd, then the last."""
+    """The first `count` candidates in this order: those that hold the least, then those whose node appears most often
+    in the crowd, then the last."""
     on_node = Counter(crowd)
     order = sorted(candidates, key=lambda rank: (held[rank], -on_node[node_of[rank]], -rank))
     return tuple(sorted(order[:count]))

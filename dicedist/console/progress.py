@@ -35,7 +35,7 @@ def silent(total: int, noun: str) -> SilentProgress:
 
 
 class Progress(SilentProgress):
-    """Of `total` things, each called `noun`; `first` of them were done before."""
+    """Counts `total` things, each called `noun`; `first` of them were done before."""
 
     def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None):
         self.total, self.noun, self.first = total, noun, first
@@ -67,7 +67,7 @@ class Progress(SilentProgress):
 
     @property
     def columns(self) -> int:
-        """Of this stream's terminal, which standard output need not lead to: a line that wraps cannot be undone."""
+        """The width of this stream's own terminal: a line that wraps cannot be undone."""
         try:
             return os.get_terminal_size(self.stream.fileno()).columns or USUAL_COLUMNS
         except (OSError, ValueError):
@@ -79,7 +79,7 @@ class Progress(SilentProgress):
 
 
 def shortened(text: str, most: int) -> str:
-    """As many figures, which stand two spaces apart, as fit whole."""
+    """Keeps as many figures, which stand two spaces apart, as fit whole."""
     while len(text) > most and "  " in text:
         text = text.rpartition("  ")[0]
     return text[:most]

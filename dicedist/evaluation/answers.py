@@ -67,7 +67,7 @@ class Prediction:
 
     @classmethod
     def of(cls, about: About, batches: Sequence[Mapping[str, Tensor]], paths: Sequence[str] = ()) -> "Prediction":
-        """From what the ensemble's forward answered for each batch. paths: of those inputs that were files."""
+        """Joins what the ensemble answered for each batch. paths: the names of those inputs that were files."""
         joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
         labels_N, member_logits_MNK = joined.pop("label"), joined.pop("member_logits").transpose(0, 1)
         named = list(paths) if len(paths) == len(labels_N) else None

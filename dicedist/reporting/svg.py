@@ -44,7 +44,7 @@ class Axis:
 
 
 def axis(label: str, values: Iterable[float], most: int = 5) -> Axis:
-    """From a round number below the values to a round number above them."""
+    """An axis from a round number below the values to a round number above them."""
     known = list(values)
     low, high = min(known), max(known)
     if high - low < 1e-9 * max(1.0, abs(high)):

@@ -84,7 +84,7 @@ class Rehearsal:
         return members + w, self.seconds_of_reading() * max(1, len(self.hosted.members))
 
     def seconds_of_parts(self) -> tuple[float, float]:
-        """Of one step: forward and backward of all members hosted here, and the work of w.
+        """The times in one step of forward and backward of all members hosted here, and of the work of w.
 
         The mean over some rounds: of a single one on a busy machine, the slowest rank's time would be an accident.
         """

@@ -48,7 +48,7 @@ class View:
 
     @property
     def labels_B(self) -> Tensor:
-        """Of mixed inputs: those of their larger shares."""
+        """The classes; a mixed input counts for the class of its larger share."""
         return self.targets.labels_B
 
     def rows(self, name: str, members: Sequence[int] | None = None) -> Tensor:

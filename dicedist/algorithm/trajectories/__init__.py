@@ -67,7 +67,7 @@ class Collector(nn.Module):
         """epoch: that is over."""
 
     def samples(self, member: Member, draws: Sequence[torch.Generator], data: TrainingSet) -> list[Member]:
-        """As many as there are generators, drawn after the last step."""
+        """Draws as many samples as there are generators, after the last step."""
         raise NotImplementedError
 
 
@@ -87,7 +87,7 @@ class Kind:
         return piecewise_linear(self.knots, epoch)
 
     def deviation(self, epoch: float, num_images: int) -> float:
-        """Of the noise that every weight gets after a step at that epoch."""
+        """The deviation of the noise that every weight gets after a step at that epoch."""
         return 0.0
 
     def collector(self, member: Member, surroundings: Surroundings) -> Collector | None:
@@ -134,7 +134,7 @@ class Trajectories:
 
     @property
     def encoders(self) -> dict[int, nn.Module]:
-        """By member, what takes the place of its own encoding."""
+        """For each member, what takes the place of its own encoding."""
         found = {i: collector_of(part).encoder(self.hosted.member(i)) for i, part in self.collectors.items()}
         return {index: encoder for index, encoder in found.items() if encoder is not None}
 
