@@ -5,6 +5,7 @@
     answers = ensemble.predict("photos/")        # or PIL images, arrays, tensors, paths
     print(answers.names, answers.confidence, answers.ood_score)
 
+    import dicedist
     run = dicedist.fit("experiment=quickstart", nproc=4)        # trains; run.records(), run.results, run.ensemble()
     found = dicedist.score(logits, labels)                      # measures anyone's ensemble
 

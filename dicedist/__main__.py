@@ -43,7 +43,7 @@ def refuse(arguments: Sequence[str]) -> None:
     from dicedist.config import nearest
 
     name = sys.argv[0].removeprefix("dicedist ")
-    raise ValueError(f"{name}: there is no such command{nearest(name, available())} (dicedist --help lists them)")
+    raise ValueError(f"{name}: there is no such command{nearest(name, available())}; dicedist --help lists them")
 
 
 if __name__ == "__main__":

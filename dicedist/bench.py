@@ -91,7 +91,7 @@ def measured(name: str, overrides: Sequence[str]) -> Rows:
 
 
 def simulated(words: Sequence[str]) -> Rows:
-    """Of scaling: with the times of a device that are given as simulate.NAME=VALUE."""
+    """Computes `scaling` from the times of a device that are given as simulate.NAME=VALUE."""
     times = simulation.assumed([word for word in words if word.startswith("simulate.")])
     return simulation.simulate(
         compose_config([word for word in words if not word.startswith(("--", "simulate."))]), times

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dicedist.cluster.process import command
 from dicedist.config.compose import CONF
+from dicedist.config.options import Parser
 from dicedist.console.lines import say
 
 
@@ -42,9 +43,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "launch/evidence", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = Parser("launch/evidence", __doc__)
     parser.add_argument("protocol", nargs="?", help="a name in conf/evidence/, or a path that ends with .yaml")
     parser.add_argument("--list", action="store_true", help="show the protocols, run none")
     parser.add_argument("--plan", action="store_true", help="count runs and hours, and end there")

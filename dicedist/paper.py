@@ -29,6 +29,7 @@ from dicedist.benchmarks.methods import device_hours
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
+from dicedist.config.options import Parser
 from dicedist.console.lines import say
 from dicedist.console.tables import table
 from dicedist.data import sources
@@ -74,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch/paper", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("launch/paper", __doc__)
     parser.add_argument("--list", action="store_true", help="show the cells, run none")
     parser.add_argument("--forecast", action="store_true", help="say how many hours the runs take here, run none")
     parser.add_argument("--table", help="all cells of a table")
@@ -195,7 +196,7 @@ def costs_of(cell: str) -> dict[str, float]:
 
 
 def mean_and_deviation(ours: Pooled | None) -> str:
-    """To the paper's two decimals."""
+    """Written with the paper's two decimals."""
     if ours is None:
         return "-"
     return f"{ours.mean:.2f}" + (f" +- {ours.deviation:.2f}" if ours.deviation is not None else "")

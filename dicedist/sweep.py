@@ -21,6 +21,7 @@ from typing import Any
 
 from dicedist.cluster.process import command
 from dicedist.config.literal import split_values
+from dicedist.config.options import Parser
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
@@ -81,12 +82,10 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "dicedist sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = Parser("dicedist sweep", __doc__)
     parser.add_argument("--name", default="sweep", help="of the folder, and of the experiment in MLflow")
     parser.add_argument("--dir", default="runs", help="where the folder is made")
-    parser.add_argument("--nproc", type=int, help="processes of a run (a part a GPU or core, as far as they go)")
+    parser.add_argument("--nproc", type=int, help="of a run (one process for each part, as far as GPUs or cores go)")
     parser.add_argument("--at-once", type=int, help="runs at a time (as many as the GPUs or cores have room for)")
     parser.add_argument("--trials", type=int, default=20, help="of a search; a number larger than before adds to it")
     parser.add_argument(

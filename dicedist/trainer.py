@@ -110,16 +110,9 @@ class Trainer:
         )
         self.step.encoders |= self.trajectories.encoders
         self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
+        of_replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
-            source.train,
-            config.data,
-            source,
-            config.batch_size,
-            config.seed,
-            world.device,
-            placement.members_on(world.rank),
-            placement.replica_on(world.rank),
-            placement.replicas if placement.members_on(world.rank) else 1,
+            source.train, config.data, source, config.batch_size, config.seed, world.device, mine, *of_replicas
         )
         self.ledger = Ledger()
         self.run = Run.of(config)
@@ -256,7 +249,7 @@ class Trainer:
         return arrived
 
     def train(self) -> None:
-        """To the last step; asked to stop, all ranks save after the same step and raise Stopped."""
+        """Trains to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
         with signals.deferred():
             while not self.stopping and (self.validation_due or self.done < self.total_steps):
                 self.validate() if self.validation_due else self.train_epoch()
@@ -312,9 +305,7 @@ class Trainer:
             self.tracker.add(record["values"])
             self.loss_scales |= record["loss_scales"]
         if self.done % self.config.log.every_steps == 0 or self.done == self.total_steps:
-            self.tracker.summarise(
-                self.done, self.done / self.steps_per_epoch, self.schedules(), not self.validation_due
-            )
+            self.tracker.summarise(self.done, self.done / self.steps_per_epoch, self.schedules(), self.validation_due)
             figures = self.pace.figures(self.done)
             for record in records:
                 figures |= record["system"]
@@ -349,7 +340,7 @@ class Trainer:
         self.saver.start(self.done, self.about(), self.tracker.records())
 
     def draw_samples(self) -> None:
-        """After the last step, for trajectories whose samples were not kept on the way."""
+        """Draws, after the last step, the samples of trajectories that were not kept on the way."""
         held = len(self.trajectories.samples)
         source, device = self.source, self.world.device
 

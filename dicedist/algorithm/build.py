@@ -45,7 +45,7 @@ def build_step(
         clip_norm=config.optimizer.clip_norm,
         pieces=config.optimizer.accumulate,
         loss=Loss.of(config.loss, class_counts, exchange.device),
-        separate_views=config.structure == "branch" and config.data.per_member,
+        images_per_branch=config.structure == "branch" and config.data.per_member,
     )
 
 
@@ -169,7 +169,7 @@ def feature_dims(config: Config, num_members: int) -> list[int]:
 
 
 def sizes(config: Config, num_members: int, num_classes: int) -> list[Sizes]:
-    """Of every member, including those on other ranks."""
+    """The sizes of every member, including those on other ranks."""
     pixels, asks_maps = math.prod(input_shape(config)), Method(config.method).asks_maps
     networks_ = weightless(config, num_members)
     maps = {id(network): map_shape(config, network) if asks_maps else None for network in networks_}
@@ -194,7 +194,7 @@ def weightless(config: Config, num_members: int) -> list[Network]:
 
 
 def input_shape(config: Config) -> tuple[int, ...]:
-    """Of one input, as a network sees it: an image, or a vector."""
+    """The shape of one input, an image or a vector, as a network sees it."""
     size, inputs = config.data.size, config.network.inputs
     return (3, size, size) if inputs is None else (inputs,)
 

@@ -45,7 +45,7 @@ class PairClassifier(nn.Module):
         self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
 
     def initialise(self, first_inputs: int, second_inputs: int) -> None:
-        """As torch.nn.Linear and Embedding would initialise the literal layers."""
+        """Draws weights as torch.nn.Linear and Embedding would for the literal layers."""
         first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
         for parameter in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
             nn.init.uniform_(parameter, -first, first)
@@ -164,7 +164,7 @@ class Discriminator(Adversary):
         return (own.stop - own.start) / num_pairs
 
     def weight(self, now: Moment) -> float:
-        """Of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
+        """The weight of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
         return self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
 
     def redundancy(

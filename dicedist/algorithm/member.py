@@ -31,7 +31,7 @@ class Encoding:
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":
-        """Of a batch, from those of its pieces."""
+        """The encoding of a batch, put together from those of its pieces."""
         joined: dict[str, Any] = {}
         for entry in fields(cls):
             rows = [getattr(piece, entry.name) for piece in pieces]

@@ -16,7 +16,7 @@ FEATURES = ("mean", "scale")  # the fields that a discriminator may read
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one member: what the widths of its fields follow from."""
+    """The sizes of one member, from which the widths of its fields follow."""
 
     features: int  # D
     pixels: int  # values of an input: of an image in all colours, of a vector

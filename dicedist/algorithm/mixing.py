@@ -18,13 +18,16 @@ from dicedist.algorithm.randomness import seed_for
 
 @dataclass(frozen=True)
 class Mixing:
-    """Of one batch. own: the share of an input itself, from 0.5 to 1. box: where CutMix shows the partner, in 0..1."""
+    """How one batch is mixed.
+
+    own: the share of an input itself, from 0.5 to 1. box: where CutMix shows the partner, in 0..1.
+    """
 
     own: float
     box: tuple[float, float, float, float] | None = None  # top, bottom, left, right
 
     def of_inputs(self, inputs: Tensor) -> Tensor:
-        """Of images [B, C, H, W] or, without a box, vectors [B, V]."""
+        """Mixes images [B, C, H, W] or, without a box, vectors [B, V]."""
         others = inputs[partners(len(inputs), inputs.device)]
         if self.box is None:
             return inputs.lerp(others, 1.0 - self.own)
@@ -39,7 +42,7 @@ class Mixing:
         return round(top * height), round(bottom * height), round(left * width), round(right * width)
 
     def own_share(self, inputs: Tensor) -> float:
-        """Of these inputs: that of the pixels which CutMix left, after its box was cut off at the border."""
+        """The share that inputs keep: that of the pixels which CutMix left, after its box was cut off at the border."""
         if self.box is None:
             return self.own
         height, width = inputs.shape[2:]

@@ -94,5 +94,5 @@ class PairPlan:
         return PairPlan(rows[0], rows[1], self.num_joint // num_pairs * (chosen.stop - chosen.start))
 
     def halves(self, indices_X: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the joint rows, and of the product rows."""
+        """A tensor's joint rows, and its product rows."""
         return indices_X[: self.num_joint], indices_X[self.num_joint :]

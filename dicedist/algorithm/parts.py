@@ -42,7 +42,7 @@ class Part:
 
 
 def moving_average(module: nn.Module, decay: float, warms_up: bool = False) -> AveragedModel:
-    """Of weights and running statistics: a copy that follows the module where `update_parameters(module)` is called.
+    """A copy of weights and running statistics that follows the module where `update_parameters(module)` is called.
 
     Built when the module is on its device: the counter stays on the CPU, where reading it costs no synchronisation.
     warms_up: the decay rises with the steps, so that the first ones count alike.

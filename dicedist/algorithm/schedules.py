@@ -68,7 +68,7 @@ class Schedules:
         )
 
     def learning_rate(self, epoch: float) -> float:
-        """Of the heads. All but the steps' knots are epochs of this run, whatever it is scaled to."""
+        """The learning rate of the heads. All but the steps' knots are epochs of this run, whatever it is scaled to."""
         if self.own_rate is not None:
             return self.own_rate(epoch * self.pace)
         shape, warmup, peak = self.optimizer.schedule, self.optimizer.warmup_epochs, self.rates[0][1]
@@ -91,7 +91,7 @@ def warm_up(epoch: float, end: float) -> float:
 
 
 def half_cosine(share: float) -> float:
-    """From 1 to 0."""
+    """Falls from 1 to 0."""
     return 0.5 * (1.0 + math.cos(math.pi * share))
 
 

@@ -13,8 +13,10 @@ counterpart of all members, a fusion for example. A companion of one member lear
 dicedist.cluster.assembly builds the step of a rank, and the trainer calls it once per batch on every rank. In a single
 process all parts are hosted here, and gather and scatter only hand tensors over.
 
-Words: fields are what a member sends (means, scales, logits ...); a View is what the terms of the loss see of one
-member; `now` holds the values of all schedules at this step; `values` are named scalars for the records.
+Words: fields are what a member sends (means, scales, logits ...); answers are what w sends back, gradients of those
+fields; a View is what the terms of the loss see of one member; `now` holds the values of all schedules at this step;
+`values` are named scalars for the records; a replica is one of several ranks that train the same member, each on its
+share of the batch. What a method may ask of the step (asks_average, differentiates_pixels ...) stands in objectives.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -71,14 +73,14 @@ class Step:
         clip_norm: float | None = None,
         pieces: int = 1,
         loss: Loss | None = None,
-        separate_views: bool = False,
+        images_per_branch: bool = False,
     ):
         """sync_batch_norm: normalise over a member's replicas. records_graphs: compiled stages become CUDA graphs.
 
-        clip_norm: the largest norm of a part's gradient. pieces: in which a batch goes through the networks.
-        separate_views: every branch sends a view of its own through the trunk.
+        clip_norm: the largest norm of a part's gradient. pieces: a batch goes through the networks in so many, to save
+        memory. images_per_branch: every branch sends its own crops of the batch through the trunk.
         """
-        self.separate_views = separate_views
+        self.images_per_branch = images_per_branch
         self.method, self.hosted, self.exchange = method, hosted, exchange
         self.schedules, self.steps_per_epoch, self.seed = schedules, steps_per_epoch, seed
         self.num_members, self.replicas, self.device = exchange.num_members, exchange.replicas, exchange.device
@@ -152,6 +154,7 @@ class Step:
     def encode_rows(
         self, batch: Batch, inputs: Sequence[Tensor], noise: Mapping[int, Tensor | None], rows: slice
     ) -> dict[int, Encoding]:
+        """Encode some rows of the batch. Dropout inside the networks is drawn by key, from where the rows begin."""
         encodings = {}
         where = (batch.epoch, batch.step_in_epoch, (batch.rows.start or 0) + rows.start)
         raw = inputs = [images[rows] for images in inputs]
@@ -181,7 +184,10 @@ class Step:
             own.teacher_BTK = told[min(nth, len(told) - 1)]
 
     def run(self, module: nn.Module, *inputs: Tensor | None) -> Any:
-        """Forward. Of a batch in pieces only the outputs are kept, and backward runs forward again piece by piece."""
+        """Forward. Of a batch in pieces only the outputs are kept, and backward runs forward again piece by piece.
+
+        That second forward leaves the running statistics of batch norms alone: they have counted the piece before.
+        """
         if self.pieces == 1 or not torch.is_grad_enabled():
             return module(*inputs)
         return checkpoint(
@@ -204,7 +210,7 @@ class Step:
 
     def through_trunk(self, trunk: Part, images: Sequence[Tensor], where: tuple[int, ...]) -> list[Tensor]:
         with drawing(self.device, self.seed, "layers of the trunk", *where):
-            outputs = self.in_turn(trunk.module, images) if self.separate_views else self.one_by_one(trunk, images)
+            outputs = self.in_turn(trunk.module, images) if self.images_per_branch else self.one_by_one(trunk, images)
         if self.method.averages_trunk:  # CL-ILR divides the gradient where branches leave the trunk
             for output in (each for each in outputs if each.requires_grad):  # the trunk may be frozen
                 output.register_hook(lambda gradient: gradient / self.num_members)
@@ -214,7 +220,7 @@ class Step:
         return [self.run(trunk.module, seen) for seen in images]
 
     def in_turn(self, trunk: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
-        """Every view meets the same running statistics, which then move once, by the mean over all members' views.
+        """Every branch's images meet the same running statistics, which then move once, by the mean over all branches.
 
         So the trunk is the same however its branches are spread over ranks, which meet here.
         """
@@ -223,10 +229,10 @@ class Step:
         before, outputs = [value.clone() for value in statistics], []
         totals = [torch.zeros_like(value) for value in statistics]
         readers = len(self.hosted.members) if len(images) == 1 else 1
-        for view in images:
+        for seen in images:
             for value, old in zip(statistics, before, strict=True):
                 value.copy_(old)
-            outputs.append(self.run(trunk, view))
+            outputs.append(self.run(trunk, seen))
             for total, value in zip(totals, statistics, strict=True):
                 total.add_(value, alpha=readers)
         flat = torch.cat([total.flatten() for total in totals]) if totals else torch.zeros(0, device=self.device)
@@ -239,12 +245,12 @@ class Step:
 
     @torch.no_grad()
     def averaged_logits(self, images: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Of the moving averages hosted here, normalised by the batch, as the members themselves are."""
+        """Logits of the moving averages hosted here, normalised by the batch, as the members themselves are."""
         averaged = self.hosted.averaged
         with contextlib.ExitStack() as stack:
             for part in (*averaged.members.values(), *averaged.common):
                 stack.enter_context(statistics_untouched(part.module.train()))
-            inputs = images if averaged.trunk is None else [averaged.trunk.module(view) for view in images]
+            inputs = images if averaged.trunk is None else [averaged.trunk.module(seen) for seen in images]
             return {
                 member: full(averaged.member(member)(inputs[min(nth, len(inputs) - 1)]))
                 for nth, member in enumerate(averaged.members)
@@ -271,7 +277,9 @@ class Step:
 
     @span("redundancy")
     def answers(self, read: Read | None, batch: Batch, now: Moment) -> tuple[Fields | None, Values]:
-        # w and what it reads are both here or both elsewhere; the second question is for the type checker.
+        """Nothing where w is not hosted."""
+        # w, its optimiser (in the part `discriminator`) and what it reads are all here or all elsewhere: one question
+        # would do, here and in `learn`, and the others are for the type checker.
         if self.hosted.w is None or read is None:
             return None, {}
         where = (batch.epoch, batch.step_in_epoch)
@@ -311,6 +319,7 @@ class Step:
         ]
 
     def mixing(self, batch: Batch) -> Mixing | None:
+        """How mixup or CutMix mixes this batch: drawn by key, so that inputs and targets, asked in turn, agree."""
         return draw(self.loss.mixup, self.loss.cutmix, self.seed, batch.epoch, batch.step_in_epoch)
 
     def targets(self, batch: Batch) -> Targets:
@@ -336,6 +345,7 @@ class Step:
             loss = torch.stack(list(losses.values())).sum()
             heads.append(self.scaler.scale(self.replicas * fraction * loss))
             initial_gradients.append(None)
+            # An answer named like a field is that field's gradient; terms read the other answers themselves.
             for name in [name for name in view.answers if name in view.fields[view.index]]:
                 heads.append(view.fields[view.index][name])
                 initial_gradients.append(self.scaler.scale(self.replicas * view.answers[name]))

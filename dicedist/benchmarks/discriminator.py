@@ -26,7 +26,7 @@ def discriminator(config: Config) -> list[dict[str, Any]]:
 
 
 def memory(config: Config) -> list[dict[str, Any]]:
-    """With many classes and wide features: partners drawn in place, and from a copy of batch and memory as before."""
+    """Many classes and wide features: partners drawn in place, and from a copy of batch and memory as before."""
     device, (num_members, num_classes, feature_dim) = pick_device(), LARGE
     alternatives = {
         "in place": ours(config, num_members, device, num_classes, feature_dim),

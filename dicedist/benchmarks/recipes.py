@@ -44,7 +44,7 @@ def recipes(config: Config) -> list[dict[str, Any]]:
 
 
 def bare(config: Config, images: Tensor, labels_B: Tensor) -> Callable[[], None]:
-    """As a training script would be written, with the recipe's optimiser, clipping, smoothing and average."""
+    """A loop as a training script would be written, with the recipe's optimiser, clipping, smoothing and average."""
     settings = config.optimizer
     net = build_member(config, Method(config.method), 0, CLASSES).to(images.device)
     net = net.to(memory_format=torch.channels_last)

@@ -272,7 +272,7 @@ class Exchange:
         return torch.int64.itemsize // self.dtype.itemsize
 
     def rounded(self, value: Tensor) -> Tensor:
-        """As a receiver elsewhere would have it."""
+        """The tensor as a receiver elsewhere would have it."""
         return value.detach() if self.wire is None else value.detach().to(self.wire).to(torch.get_default_dtype())
 
     def pack(self, values: Sequence[Tensor], mark: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def place(
     num_members = fitting if size == "auto" else int(size)
     if needs_discriminator and num_members < 2:
         raise ValueError(
-            f"this method compares members, so it needs at least 2, but {world_size} ranks make {num_members}: "
+            f"this method compares members, so it needs at least 2 of them, not {num_members}: "
             f"{launch_line(DEFAULT_SIZE * replicas + own)} or ensemble.size={DEFAULT_SIZE}"
         )
     if ranks_of_w == MEMBERS and replicas > 1:
@@ -136,8 +136,8 @@ def ranks_of(num_members: int, needs_discriminator: bool, replicas: int, ranks_o
 def nearest(
     candidates: Iterable[int], count: int, node_of: Sequence[int], crowd: Sequence[int], held: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """As many of the candidates, in order: those that hold the least, then those whose node appears most often in the
-    crowd, then the last."""
+    """The first `count` candidates in this order: those that hold the least, then those whose node appears most often
+    in the crowd, then the last."""
     on_node = Counter(crowd)
     order = sorted(candidates, key=lambda rank: (held[rank], -on_node[node_of[rank]], -rank))
     return tuple(sorted(order[:count]))

@@ -184,7 +184,7 @@ def check_knots(name: str, knots: Knots) -> None:
 
 
 def check_calibration(calibration: Any) -> None:
-    """Of a training, or of a command whose keys may be null."""
+    """Checks the keys of a training, or of a command, whose keys may be null."""
     for name, lowest, highest in (
         ("alpha", "above 0", "below 1"),
         ("risk", "from 0", "below 1"),

@@ -205,7 +205,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], scopes: Collect
 
 
 def scope_of(key: str) -> Scope:
-    """Of a key in full: its own scope, or else its group's. What the schema does not know counts as a result."""
+    """The scope of a key, or else that of its group. What the schema does not know counts as a result."""
     schema, scope = Config, Scope.RESULT
     for word in key.split("."):
         entry = {entry.name: entry for entry in fields(schema)}.get(word)

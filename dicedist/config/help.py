@@ -10,7 +10,7 @@ from dicedist.config.compose import CONF, by_folder, choices_of, composed
 
 
 def show_help(usage: str | None, name: str, schema: type) -> None:
-    """Of the command whose defaults are conf/NAME.yaml."""
+    """Prints the help of the command whose defaults are conf/NAME.yaml."""
     known = descriptions(schema)
     defaults = [
         f"{line:<32} # {known[key]}" if key in known else line

@@ -383,7 +383,7 @@ class Config:
 
     @property
     def num_members(self) -> int:
-        """Of a run: its size is a number from its start on."""
+        """The size of a run's ensemble, which is a number from its start on."""
         if not isinstance(self.ensemble.size, int):
             raise ValueError(f"ensemble.size={self.ensemble.size}, where a run has a number: its config is damaged")
         return self.ensemble.size

@@ -9,7 +9,7 @@ from typing import TextIO
 from dicedist.console.lines import duration, put
 
 USUAL_COLUMNS = 80
-WIDTH = 24  # characters of the bar
+WIDTH = 24  # characters of the bar, at most a third of the line
 REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
 
 
@@ -35,7 +35,7 @@ def silent(total: int, noun: str) -> SilentProgress:
 
 
 class Progress(SilentProgress):
-    """Of `total` things, each called `noun`; `first` of them were done before."""
+    """Counts `total` things, each called `noun`; `first` of them were done before."""
 
     def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None):
         self.total, self.noun, self.first = total, noun, first
@@ -48,8 +48,8 @@ class Progress(SilentProgress):
         if not always and now - self.shown_at < (REDRAWN if self.terminal else TOLD):
             return
         self.shown_at = now
-        left = f"{duration((now - self.started) / max(1, done - self.first) * (self.total - done))} left  "
-        self.draw(done, left + figures)
+        left = (now - self.started) / max(1, done - self.first) * (self.total - done)
+        self.draw(done, f"{duration(left)} left  {figures}" if done < self.total else figures)
 
     def begin(self) -> None:
         """The first of them begins now; on a terminal a bar shows it."""
@@ -58,14 +58,16 @@ class Progress(SilentProgress):
             self.draw(self.first, "")
 
     def draw(self, done: int, figures: str) -> None:
-        filled = round(WIDTH * done / max(1, self.total))
-        bar = "█" * filled + "░" * (WIDTH - filled) + " " if self.terminal else ""
+        columns = self.columns
+        width = min(WIDTH, columns // 3)
+        filled = round(width * done / max(1, self.total))
+        bar = "█" * filled + "░" * (width - filled) + " " if self.terminal else ""
         text = f"{bar}{self.noun} {done:,}/{self.total:,}  {figures}".rstrip()
-        put(self.stream, f"\r\x1b[2K{text[: self.columns - 1]}" if self.terminal else f"{text}\n")
+        put(self.stream, f"\r\x1b[2K{shortened(text, columns - 1)}" if self.terminal else f"{text}\n")
 
     @property
     def columns(self) -> int:
-        """Of this stream's terminal, which standard output need not lead to: a line that wraps cannot be undone."""
+        """The width of this stream's own terminal: a line that wraps cannot be undone."""
         try:
             return os.get_terminal_size(self.stream.fileno()).columns or USUAL_COLUMNS
         except (OSError, ValueError):
@@ -74,3 +76,10 @@ class Progress(SilentProgress):
     def clear(self) -> None:
         if self.terminal:
             put(self.stream, "\r\x1b[2K")
+
+
+def shortened(text: str, most: int) -> str:
+    """Keeps as many figures, which stand two spaces apart, as fit whole."""
+    while len(text) > most and "  " in text:
+        text = text.rpartition("  ")[0]
+    return text[:most]

@@ -24,7 +24,7 @@ NAMES = ("jitter", "trivial", "erase")
 
 
 class Drawn(NamedTuple):
-    """Of every image, on the CPU; None: not asked for."""
+    """What was drawn for every image, on the CPU; None: not asked for."""
 
     jitter_B3: Tensor | None  # factors of brightness, contrast, saturation
     trivial_B3: Tensor | None  # the operator's number, its strength in 0..1, its sign
@@ -52,7 +52,7 @@ def draw(names: Sequence[str], batch: int, seed: int, *where: int) -> Drawn:
 
 
 def apply(views_BCHW: Tensor, drawn: Drawn, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
-    """Of normalised views: colours are changed in 0..1, an erased rectangle has the mean colour."""
+    """Changes the colours of normalised images, in 0..1; an erased rectangle has the mean colour."""
     if drawn.jitter_B3 is not None or drawn.trivial_B3 is not None:
         images_BCHW = (views_BCHW * std_C11 + mean_C11).clamp(0, 1)
         if drawn.trivial_B3 is not None:
@@ -143,7 +143,7 @@ def autocontrast(images_BCHW: Tensor) -> Tensor:
 
 
 def equalize(images_BCHW: Tensor) -> Tensor:
-    """Of every colour by itself: its levels are spread so that each is as frequent, as PIL does it."""
+    """Spreads the levels of every colour by itself so that each is as frequent, as PIL does it."""
     levels_XP = (images_BCHW * 255).round().long().flatten(0, 1).flatten(1)
     counts_XL = torch.zeros(len(levels_XP), 256, device=levels_XP.device, dtype=torch.long)
     counts_XL.scatter_add_(1, levels_XP, torch.ones_like(levels_XP))

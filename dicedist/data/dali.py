@@ -184,7 +184,8 @@ def silence() -> Iterator[None]:
 
 def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_threads: int) -> Pipeline:
     gpu = int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_available() else None
-    pipe = Pipeline(batch_size, num_threads, gpu, prefetch_queue_depth=PREFETCH)
+    # Nothing is decoded ahead: lines about a damaged file would be printed while nobody silences them.
+    pipe = Pipeline(batch_size, num_threads, gpu, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False)
     with pipe:
         files = fn.external_source(source=lambda: [read_file(path) for path in next(batches)])
         images = fn.decoders.image(files, device="cpu" if gpu is None else "mixed", output_type=types.DALIImageType.RGB)

@@ -128,7 +128,7 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def vectors_from(path: Path, width: int) -> Tensor:
-    """Of a file that data=vectors could read; labels in it count for nothing."""
+    """Reads a file that data=vectors could read; labels in it count for nothing."""
     vectors_NV = read_table(path).vectors_NV
     if vectors_NV.shape[1] != width:
         raise ValueError(f"{path} has vectors of {vectors_NV.shape[1]} values, the training data of {width}")

@@ -34,7 +34,7 @@ def epoch_order(seed: int, epoch: int, num_inputs: int) -> Tensor:
 
 
 def balanced_order(seed: int, epoch: int, labels_N: Tensor) -> Tensor:
-    """As many places as there are inputs, every class equally often (to one), the inputs of a class in turn."""
+    """An order as long as the inputs, with every class equally often (to one), the inputs of a class in turn."""
     draws = generator("cpu", seed, "order", epoch)
     classes = labels_N.unique()
     each, extra = divmod(len(labels_N), len(classes))
@@ -86,7 +86,7 @@ def augmentation(
 def resized_crops(
     seed: int, epoch: int, step_in_epoch: int, batch: int, config: DataConfig, member: int | None = None
 ) -> Augmentation:
-    """Of encoded images: crops of a share and shape each, with the flips and squares that `augmentation` draws."""
+    """For encoded images: crops of a share and shape each, with the flips and squares that `augmentation` draws."""
     drawn = augmentation(seed, epoch, step_in_epoch, batch, config, member)
     if "crop" not in config.augmentations:
         return drawn

@@ -67,7 +67,7 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input, as a network sees it."""
+        """The shape of one input, as a network sees it."""
         return (len(self.mean),) if self.kind == "vectors" else (3, self.size, self.size)
 
 

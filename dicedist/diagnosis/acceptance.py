@@ -44,7 +44,7 @@ def moved(machine: Machine) -> Finding:
 
 
 def training_records(run: Run) -> list[Values]:
-    """Of each record of training; those of validation have other names."""
+    """The records of training; those of validation have other names."""
     lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
     named = [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
     return [values for values in named if values]

@@ -52,7 +52,7 @@ class About:
         return cls(**values)
 
     def of(self, places: Sequence[int]) -> "About":
-        """Of some members, by their places. Nothing was fitted to them, so their confidences are not calibrated."""
+        """The same of the members at these places. Nothing was fitted to them: confidences are not calibrated."""
         whole = list(places) == list(range(len(self.members)))
         known_to_w = [new for new, old in enumerate(places) if old in self.compared]
         return replace(

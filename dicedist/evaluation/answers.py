@@ -31,6 +31,7 @@ class Prediction:
                                the entropy of their mean probabilities less the mean of their entropies
     member_labels   [N, M]     what each member by itself would say
     ood_score       [N]        low for inputs unlike those of the training
+    paths           N names    of the files, if all inputs were files, else None
 
     Where the ensemble was calibrated on held-out images, else None:
     label_set       [N, K]     whether a class belongs to the set that holds the true one with probability 1 - alpha

@@ -145,7 +145,7 @@ class Program(Ensemble):
         return self.place
 
     def to(self, device: Any) -> Self:  # type: ignore[override]
-        """To a device only: the graph has its own precision, and names devices inside, which a plain `to` leaves."""
+        """Takes a device only: the graph has its own precision, and names devices inside, which a plain `to` leaves."""
         self.place = torch.device(device)
         self.exported = move_to_device_pass(self.exported, self.place)
         self.graph = self.exported.module()

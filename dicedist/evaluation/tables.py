@@ -3,6 +3,7 @@
 from typing import Any
 
 from dicedist.console.tables import table
+from dicedist.metrics.conformal import NEVER
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -42,7 +43,7 @@ def accuracy_table(result: dict[str, Any]) -> str:
         rows.append(("fused", result["fused"]))
     if "student" in result:
         rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last member
-    rows += [("ensemble", result["ensemble"]), ("ensemble, tempered", result["ensemble_tempered"])]
+    rows += [("ensemble", result["ensemble"]), ("tempered", result["ensemble_tempered"])]
     return table(
         ["test set", *(measure.heading for measure in measures)],
         [[label, *(measure.in_unit(own.get(measure.name)) for measure in measures)] for label, own in rows],
@@ -76,7 +77,7 @@ def calibration_table(result: dict[str, Any]) -> str:
     found = result.get("calibration")
     if found is None:
         return UNCALIBRATED
-    test = found["test"]
+    test, never = found["test"], found["threshold"] == NEVER
     target = f"risk {found['risk']:g}" if found["coverage"] is None else f"coverage {found['coverage']:g}"
     rows: list[list[object]] = [
         [
@@ -84,15 +85,15 @@ def calibration_table(result: dict[str, Any]) -> str:
             found["temperature"],
             f"NLL {test['measures']['nll']:.4g}, ECE {100 * test['measures']['ece']:.2f} %",
         ],
-        [f"answered from confidence ({target})", found["threshold"], answered(test)],
+        [f"answered from confidence ({target})", None if never else found["threshold"], answered(test)],
     ]
     if found["quantiles"] is not None:
-        size = f"{test['set_size']:.2f} labels, {100 * test['set_coverage']:.1f} % hold the true one"
+        size = f"{test['set_size']:.2f} labels, true one in {100 * test['set_coverage']:.1f} %"
         kind = f"{found['conformal']}{', per class' if found['per_class'] else ''}"
         rows.append([f"sets of labels (alpha {found['alpha']:g}, {kind})", max(found["quantiles"]), size])
     if found["ood_threshold"] is not None:
         rows.append(
-            ["like the training images from OOD score", found["ood_threshold"], f"{100 * test['ood_accepted']:.1f} %"]
+            ["in distribution from OOD score", found["ood_threshold"], f"{100 * test['ood_accepted']:.1f} % are"]
         )
     on = f"chosen on {found['num_inputs']:,} {found['source']} images"
     return table([on, "value", "on the test set" + (" ITSELF" if found["source"] == "test" else "")], rows)
@@ -100,7 +101,7 @@ def calibration_table(result: dict[str, Any]) -> str:
 
 def answered(test: dict[str, Any]) -> str:
     risk = "" if test["risk"] is None else f", {100 * test['risk']:.2f} % of them wrong"
-    return f"{100 * test['answered']:.1f} %{risk}"
+    return f"{100 * test['answered']:.1f} % answered{risk}"
 
 
 def group_tables(result: dict[str, Any]) -> list[str]:

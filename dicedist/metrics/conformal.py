@@ -32,7 +32,7 @@ def quantile(scores_N: Tensor, alpha: float) -> float:
 
 
 def place(num_inputs: int, alpha: float) -> int:
-    """Of the quantile among the sorted scores, from 1: the ceil((N + 1)(1 - alpha))-th."""
+    """The place of the quantile among the sorted scores, from 1: the ceil((N + 1)(1 - alpha))-th."""
     found = math.ceil((num_inputs + 1) * (1 - alpha) - 1e-9)  # 1 - 0.9 is a little more than 0.1
     if found > num_inputs:
         least = math.ceil(1000 / (num_inputs + 1)) / 1000

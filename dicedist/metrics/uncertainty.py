@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def entropies(logits_MNK: Tensor) -> dict[str, Tensor]:
-    """Of each input [N]: the entropy of the mean, the mean entropy of the members, and their difference.
+    """For each input [N]: the entropy of the mean, the mean entropy of the members, and their difference.
 
     The difference is the mutual information between the class and the choice of a member: the members' disagreement.
     """

@@ -83,7 +83,7 @@ def over_seeds(pairs: Pairs, part: str, measure: Measure) -> Interval | None:
 
 
 def over_inputs(pairs: Pairs) -> dict[str, Interval]:
-    """By measure; nothing where the runs kept no logits, or were not tested on the same inputs."""
+    """The differences by measure; nothing where the runs kept no logits, or were not tested on the same inputs."""
     read = [[log_probabilities(run) for run in pair] for pair in pairs]
     if any(found is None for pair in read for found in pair):
         return {}

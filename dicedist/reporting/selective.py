@@ -28,8 +28,8 @@ def section(groups: Sequence[Group]) -> Section | None:
         "Abstention",
         "The ensemble answers the inputs that it is surest of and leaves the others to somebody else: errors among the "
         "answered against the share that is answered. A useful confidence makes the curve fall to the left; AURC is "
-        "the area below it, AUGRC counts the errors among all inputs. The best member is the most accurate on the "
-        "same test images.",
+        "the area below it, AUGRC counts the errors among all inputs. Dashes are the mean member, dots the best: "
+        "the most accurate on the same test images.",
         ensembles(measured)
         + grid([*first, *own], "two")
         + measures(measured)

@@ -138,7 +138,7 @@ def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[str]:
 
 
 def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> str:
-    """Of what matters most: who is first beyond the deviations, or the values of a single ensemble."""
+    """Tiles for what matters most: who is first beyond the deviations, or the values of a single ensemble."""
     parts = []
     for column in shown:
         values = [column.read(group) for group in groups]

@@ -44,7 +44,7 @@ class Axis:
 
 
 def axis(label: str, values: Iterable[float], most: int = 5) -> Axis:
-    """From a round number below the values to a round number above them."""
+    """An axis from a round number below the values to a round number above them."""
     known = list(values)
     low, high = min(known), max(known)
     if high - low < 1e-9 * max(1.0, abs(high)):
@@ -82,7 +82,8 @@ def style(place: int | None) -> str:
     """The classes of an ensemble's style; None: of no particular ensemble."""
     if place is None:
         return "plain"
-    return f"s{place % NUM_STYLES}{' again' if place >= NUM_STYLES else ''}"
+    colour, turn = place % NUM_STYLES, place // NUM_STYLES  # a colour that is used again gets other strokes
+    return f"s{colour}{('', ' again', ' third')[min(turn, 2)]}"
 
 
 def width_of(text: str) -> float:

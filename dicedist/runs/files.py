@@ -17,7 +17,7 @@ MARK = "sha256"  # of the rest of the file
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """As `open` for writing, but a link in place of the file is refused: it could lead anywhere."""
+    """Opens a file like `open`, for writing, but a link in place of the file is refused: it could lead anywhere."""
 
     def opener(name: str, flags: int) -> int:
         try:
@@ -31,7 +31,7 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Under its name only when it is whole and on the disk; a link of that name is replaced, not followed."""
+    """Gives a file its name only when it is whole and on the disk; a link of that name is replaced, not followed."""
     draft = path.with_name(f".{path.name}.partial")
     with open_own(draft, "w") as file:
         file.write(text)
@@ -42,7 +42,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_json(path: Path, values: Mapping[str, Any]) -> None:
-    """With a digest of the rest, so that `read_json` can tell whether anything was changed by accident."""
+    """Adds a digest of the rest, so that `read_json` can tell whether anything was changed by accident."""
     plain = json.loads(json.dumps(values))
     replace_text(path, json.dumps({**plain, MARK: digest_of(plain)}, indent=1))
 
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As safetensors, in the same way, with the permissions that any new file has."""
+    """Writes safetensors in the same way, with the permissions that any new file has."""
     draft = path.with_name(f".{path.name}.partial")
     draft.unlink(missing_ok=True)
     save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
@@ -68,7 +68,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Of a plain file of safetensors."""
+    """Reads a plain file of safetensors."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a plain file")
     return load_file(path)

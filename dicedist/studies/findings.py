@@ -116,7 +116,7 @@ def curves(
     styles: Mapping[str, int],
     contenders: Sequence[Contender],
 ) -> list[Curve]:
-    """Of each method its varied runs in the order of the protocol; of the others their one point."""
+    """For each method its varied runs in the order of the protocol; for those without, their one point."""
     protocol, found = evidence.protocol, []
     for one in contenders:
         if one.name not in protocol.curves:

@@ -82,7 +82,7 @@ def written(overrides: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_protocol(name: str) -> Protocol:
-    """By its name in conf/evidence/, or by its path."""
+    """Reads a protocol by its name in conf/evidence/, or by its path."""
     path = Path(name) if name.endswith(".yaml") else CONF / "evidence" / f"{name}.yaml"
     try:
         text = path.read_text()
@@ -136,7 +136,7 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """As an override takes it."""
+    """The value as an override takes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -166,7 +166,7 @@ class Search:
                 watched.trial.report(value, round(epoch))
 
     def values_of(self, job: Job) -> list[float]:
-        """Of the last epoch, as in every result of this program; NaN where there is none."""
+        """The values of the last epoch, as in every result of this program; NaN where there is none."""
         found = [job.run.last_validation(objective.name) for objective in self.plan.objectives]
         return [math.nan if value is None else value for value in found]
 
@@ -246,7 +246,7 @@ def asked_for(plan: Plan) -> dict[str, Any]:
 
 
 def sampler(plan: Plan, known: int) -> "optuna.samplers.BaseSampler":
-    """Keyed by the trial, as every draw of this program: a search that was stopped proposes what it would have."""
+    """Keyed by the trial, like every draw of this program, so a search that was stopped goes on as it would have."""
     import optuna
 
     startup = min(10, max(3, plan.trials // 3))
@@ -264,7 +264,7 @@ def distribution(space: Space) -> "optuna.distributions.BaseDistribution":
 
 
 def number(space: Space, value: Any) -> str:
-    """As an override: numbers with four digits, so that a best config can be read and repeated."""
+    """The number as an override takes it, with four digits, so that a best config can be read and repeated."""
     return f"{value:.4g}" if isinstance(space, Interval) and not space.whole else str(value)
 
 

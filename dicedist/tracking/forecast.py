@@ -8,6 +8,7 @@ Legend: M members, B inputs, D features.
 import copy
 import math
 import time
+from statistics import fmean
 
 import torch
 
@@ -20,7 +21,8 @@ from dicedist.data.sources import Source
 from dicedist.evaluation.evaluator import BATCH
 from dicedist.evaluation.redundancy import DRAWS
 
-TIMED = 2  # rounds, of which the last counts: the first one also sets up the kernels
+ROUNDS = 5  # at most; the first one only sets up the kernels
+ENOUGH = 2.0  # seconds after which two rounds do
 
 
 def seconds_to_go(config: Config, world: World, step: Step, source: Source, steps_left: int) -> float:
@@ -85,8 +87,12 @@ class Rehearsal:
         return members + w, self.seconds_of_reading() * max(1, len(self.hosted.members))
 
     def seconds_of_parts(self) -> tuple[float, float]:
-        """Of one step: forward and backward of all members hosted here with their teacher, and the work of w."""
-        for _ in range(TIMED):
+        """The times in one step of forward and backward of all members hosted here with their teacher, and of w's work.
+
+        The mean over some rounds: of a single one on a busy machine, the slowest rank's time would be an accident.
+        """
+        members, w, hosted = [], [], max(1, len(self.hosted.members))
+        for count in range(1, ROUNDS + 1):
             self.world.control.barrier()
             started = self.now_done()
             for member in self.members:
@@ -96,8 +102,12 @@ class Rehearsal:
                 self.teacher(self.inputs)
             between = self.now_done()
             self.learn()
-            ended = self.now_done()
-        return (taught - started) * max(1, len(self.hosted.members)) + between - taught, ended - between
+            members.append((taught - started) * hosted + between - taught)
+            w.append(self.now_done() - between)
+            spent = self.world.control.agree(round(1000 * (sum(members) + sum(w)))) / 1000
+            if count > 1 and spent > ENOUGH:  # the same on all ranks
+                break
+        return fmean(members[1:]), fmean(w[1:])
 
     def now_done(self) -> float:
         """The time, once the device has done all that it was given."""

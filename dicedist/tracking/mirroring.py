@@ -13,7 +13,7 @@ RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, SEC
 
 
 def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
-    """Beside training: it sends records until the pipe to it is closed, also by a crash, then whatever is left."""
+    """It sends records beside training until the pipe to it is closed, also by a crash, then whatever is left."""
     return subprocess.Popen(
         [*command(run, config.tracking.uri), f"network.trusted={str(config.network.trusted).lower()}", "--follow"],
         stdin=subprocess.PIPE,
@@ -24,7 +24,7 @@ def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
 
 
 def refresh(run: Run) -> None:
-    """After a run was evaluated again: MLflow gets the new results, if it has the run."""
+    """Called after a run was evaluated again: MLflow gets the new results, if it has the run."""
     if run.mirror_file.exists():
         subprocess.run(command(run, None), env=environment(), check=False)  # it says itself what went wrong
 

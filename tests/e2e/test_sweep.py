@@ -37,6 +37,8 @@ def test_three_jobs_of_which_one_fails(tmp_path, capsys):
         (["redundancy.dleta=0.1,0.2"], "redundancy.dleta: there is no such key \\(did you mean redundancy.delta"),
         (["seed=0,1", "batch_size=0"], "batch_size=0: write a number above 0"),
         (["seed"], "write key=value"),
+        ([], "arguments are required: key=value,value \\(`dicedist sweep --help` has examples\\)$"),
+        (["--trails", "3", "seed=0,1"], "unrecognized arguments: --trails"),
         (["--at-once", "0", "seed=0,1"], "--at-once 0: write a number above 0"),
     ],
 )

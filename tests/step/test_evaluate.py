@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from dicedist import Ensemble, evaluate, metrics, train
 from dicedist.config import compose_config, compose_request
 from dicedist.config.requests import EvaluateRequest
-from dicedist.evaluation import calibration, saved
+from dicedist.evaluation import calibration, saved, tables
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.redundancy import fit
 from dicedist.runs.jobs import Job
@@ -66,6 +66,8 @@ def test_training_leaves_every_measure(finished, capsys):
     assert sum(result["per_class"]["count"]) == len(saved["labels"])
     per_class = np.average(result["per_class"]["ensemble"], weights=result["per_class"]["count"])
     assert per_class == pytest.approx(result["ensemble"]["accuracy"])
+    shown = f"{tables.accuracy_table(result)}\n{tables.calibration_table(result)}".splitlines()
+    assert max(map(len, shown)) <= 80, "they fit a usual terminal"
 
 
 def test_training_ends_with_a_calibration_on_validation_images(finished):

@@ -1,6 +1,13 @@
-"""The contract of record names: what training writes is what the report reads."""
+"""What training writes: the contract of record names with the report, and the lines that a person sees."""
 
+import fcntl
 import json
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
 from collections import Counter
 
 import pytest
@@ -18,7 +25,7 @@ from dicedist.evaluation.readings import read
 from dicedist.reporting import adversary, dynamics
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
-from tests.support.tiny import CPU, records_of, train
+from tests.support.tiny import CPU, build, records_of, train
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +90,44 @@ def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
     expected = redundancy.estimate(w, features, source.val.labels_N[rows], w.pairs_P2, num_draws=1).nats_P[0]
     (last,) = [record for record in records_of(run.directory) if "val/redundancy_nats" in record]
     assert last["val/redundancy_nats"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_piped_progress_tells_every_validation_and_the_end_once(tmp_path, capsys):
+    train(tmp_path)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in told] == ["6/12", "12/12"], "validated steps, no line twice"
+    assert all("val ens" in line for line in told)
+    assert " left " in told[0] and " left " not in told[-1], "what follows the last step takes time too"
+    train(tmp_path / "unvalidated", "data.split=full")
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["12/12"]
+
+
+def test_a_bar_on_a_terminal_is_one_line_that_is_cleared_in_the_end(tmp_path, monkeypatch):
+    """Standard output is a real terminal of 40 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    seen = bytearray()
+
+    def watch():
+        try:
+            while piece := reading.read(10_000):
+                seen.extend(piece)
+        except OSError:  # the terminal is closed
+            return
+
+    with open(master, "rb", buffering=0) as reading:
+        watching = threading.Thread(target=watch)
+        watching.start()
+        with open(slave, "w") as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            trainer = build(tmp_path)
+            trainer.tracker.begin()
+            trainer.train()
+            trainer.tracker.say("done")
+        watching.join(10)
+    drawn = seen.decode().split("\r\x1b[2K")
+    bars = [text for text in drawn if "░" in text or "█" in text]
+    steps = [re.search(r"[█░]+ (\S+ (?:images )?\d+/\d+)", text)[1] for text in bars]
+    assert steps[0] == "step 0/12" and steps[-1] == "step 12/12" and "validation images 0/200" in steps
+    assert all(len(text) < 40 and "\n" not in text for text in bars), "a line that wraps cannot be cleared"
+    assert drawn[-1] == "done\r\n" and drawn.index("done\r\n") > drawn.index(bars[-1])

@@ -1,6 +1,7 @@
 """Image folders as users have them: any size, any format, some of it broken. The images are CIFAR's, enlarged."""
 
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,23 @@ def test_mixed_folder_with_corrupt_files(root, data_config, caplog, capfd, backe
     pixels = torch.cat([source.train.images_NHWC, source.val.images_NHWC]).reshape(-1, 3).double() / 255
     assert torch.allclose(pixels.mean(0), torch.tensor(source.mean).double())
     assert torch.allclose(pixels.std(0, correction=0), torch.tensor(source.std).double())
+
+
+def test_dali_says_nothing_of_a_damaged_file_even_while_batches_wait(tmp_path, capfd):
+    """libjpeg prints past Python as soon as it decodes, which ahead of time would be while nobody listens."""
+    dali = pytest.importorskip("dicedist.data.dali")
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"{number:02}.jpg" for number in range(20)]
+    for file in files:
+        Image.fromarray(rng.integers(0, 256, (200, 200, 3), np.uint8)).save(file)
+    whole = files[10].read_bytes()
+    files[10].write_bytes(whole[: len(whole) // 2] + b"\xff\x00" * 50)
+    decoded = []
+    for images in dali.decode([files[start : start + 4] for start in range(0, 20, 4)], 32, 1):
+        time.sleep(0.1)
+        decoded.append(images is not None)
+    assert decoded == [True, True, False, True, True]
+    assert capfd.readouterr().err == ""
 
 
 def test_refused_then_skipped_then_repaired(root, data_config):

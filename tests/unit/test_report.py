@@ -24,7 +24,7 @@ from dicedist.config.schema import MethodConfig
 from dicedist.evaluation.detection import histogram
 from dicedist.evaluation.evaluator import measured
 from dicedist.report import run
-from dicedist.reporting import paper
+from dicedist.reporting import paper, svg
 from dicedist.reporting.labels import labels
 from dicedist.reporting.lines import Line, heights
 from dicedist.reporting.page import pictures, write_report
@@ -310,6 +310,7 @@ def test_differences_are_grey_unless_their_interval_leaves_zero_out(
 def test_a_method_has_the_same_colour_on_every_page() -> None:
     assert styles_of(["ind", "dice"]) == [0, 2] and styles_of(["dice", "dice", "ceb"]) == [2, 10, 1]
     assert styles_of(["mine"]) == styles_of(["ind", "mine"])[1:]
+    assert [svg.style(place) for place in (2, 10, 18, 26)] == ["s2", "s2 again", "s2 third", "s2 third"]
 
 
 def test_redundancy_is_compared_by_one_estimator_only(make_run: MakeRun, report: Callable[..., str]) -> None:

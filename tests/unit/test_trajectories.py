@@ -188,7 +188,7 @@ def test_laplace_without_scale_is_the_mode_and_tunes_on_held_out_images():
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["trajectory.kind=swa"], "trajectory.kind=swa: write one of none, csgld, fge"),
+        (["trajectory.kind=swa"], "trajectory.kind=swa: there is no such trajectory; write one of none, csgld"),
         (["trajectory.samples=0"], "trajectory.samples=0: write a whole number from 1"),
     ],
 )

@@ -20,7 +20,7 @@ FOREIGN: dict[str, Callable[[str, str | None], Network]] = {"torchvision": from_
 
 
 def build(config: NetworkConfig) -> Network:
-    """With random weights: what is pretrained is loaded once, when a run begins (dicedist.runs.pretrained)."""
+    """Random weights: what is pretrained is loaded once, when a run begins (dicedist.runs.pretrained)."""
     network = whole(config)
     if config.feature_dim is not None:
         project(network, config.feature_dim)

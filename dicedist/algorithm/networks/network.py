@@ -90,7 +90,7 @@ class Network(nn.Module):
         return name.partition(".")[2] if self.origin.library else name
 
     def no_weight_decay(self) -> set[str]:
-        """As timm's networks say it of themselves."""
+        """The names of parameters that timm's networks exempt from weight decay."""
         return {name for name, _ in self.named_parameters() if self.published_name(name) in self.origin.undecayed}
 
 

@@ -17,8 +17,6 @@ that one member needs for itself, and that has a loss and an optimiser of its ow
 Legend: M members, B inputs, D features, K classes.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,6 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dicedist.algorithm.by_name import class_of, construct
 from dicedist.algorithm.companion import Companion
 from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Encoding, Member
@@ -51,7 +50,7 @@ class View:
 
     @property
     def labels_B(self) -> Tensor:
-        """Of mixed inputs: those of their larger shares."""
+        """The classes; a mixed input counts for the class of its larger share."""
         return self.targets.labels_B
 
     def rows(self, name: str, members: Sequence[int] | None = None) -> Tensor:
@@ -292,15 +291,12 @@ class Method:
 
 
 def build(name: str, options: Mapping[str, Any]) -> Objective:
-    term = named(name)
-    try:
-        return term(**options)
-    except TypeError as error:
-        raise ValueError(f"method.terms.{name}: {str(error).split('__init__() ')[-1]}") from error
+    term = construct(__name__, name, "Term", options, f"method.terms.{name}")
+    assert isinstance(term, Objective)
+    return term
 
 
 def named(name: str) -> type[Objective]:
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    if name not in known:
-        raise ValueError(f"method.terms.{name}: no such term; write one of {', '.join(known)}")
-    return importlib.import_module(f"{__name__}.{name}").Term
+    """The class of a term, which knows what a trained one needs to be read."""
+    found: type[Objective] = class_of(__name__, name, "Term", f"method.terms.{name}")
+    return found

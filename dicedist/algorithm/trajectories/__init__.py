@@ -14,8 +14,6 @@ The module of a kind defines a class `Trajectory`, whose options come from the c
 """
 
 import copy
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dicedist.algorithm.by_name import construct
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.randomness import generator
@@ -68,7 +67,7 @@ class Collector(nn.Module):
         """epoch: that is over."""
 
     def samples(self, member: Member, draws: Sequence[torch.Generator], data: TrainingSet) -> list[Member]:
-        """As many as there are generators, drawn after the last step."""
+        """Draws as many samples as there are generators, after the last step."""
         raise NotImplementedError
 
 
@@ -88,7 +87,7 @@ class Kind:
         return piecewise_linear(self.knots, epoch)
 
     def deviation(self, epoch: float, num_images: int) -> float:
-        """Of the noise that every weight gets after a step at that epoch."""
+        """The deviation of the noise that every weight gets after a step at that epoch."""
         return 0.0
 
     def collector(self, member: Member, surroundings: Surroundings) -> Collector | None:
@@ -135,7 +134,7 @@ class Trajectories:
 
     @property
     def encoders(self) -> dict[int, nn.Module]:
-        """By member, what takes the place of its own encoding."""
+        """For each member, what takes the place of its own encoding."""
         found = {i: collector_of(part).encoder(self.hosted.member(i)) for i, part in self.collectors.items()}
         return {index: encoder for index, encoder in found.items() if encoder is not None}
 
@@ -212,11 +211,6 @@ def build(options: Mapping[str, Any]) -> Kind | None:
     name = options.pop("kind")
     if name == "none":
         return None
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    if name not in known:
-        raise ValueError(f"trajectory.kind={name}: write one of none, {', '.join(known)}")
-    kind = importlib.import_module(f"{__name__}.{name}").Trajectory
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ValueError(f"trajectory.kind={name}: {str(error).split('__init__() ')[-1]}") from error
+    kind = construct(__name__, name, "Trajectory", options, f"trajectory.kind={name}", ["none"])
+    assert isinstance(kind, Kind)
+    return kind

@@ -42,7 +42,7 @@ class Trajectory(Kind):
 
 @dataclass
 class Factors:
-    """Of one layer, in double precision."""
+    """The Kronecker factors of one layer, in double precision."""
 
     inputs: Tensor  # X
     outputs: Tensor  # G
@@ -83,7 +83,7 @@ class Laplace(Collector):
         return [moved(member, step, scale) for step in steps]
 
     def directions(self, factors: dict[str, Factors], draws: Sequence[torch.Generator]) -> list[dict[str, Tensor]]:
-        """By draw: for each layer, how its weights [outputs, inputs] move at scale 1."""
+        """For each draw and layer, how its weights [outputs, inputs] move at scale 1."""
         roots = {path: (*found.root(self.decay), found.positions) for path, found in factors.items()}
         return [
             {

@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def trained(shell):
     photos(shell.here / "photos", per_class=4)
-    (shell.here / "photos/train/Quitten/kaputt.jpg").unlink()
     shell.run(f"dicedist train data=shapes {SMALL} ensemble.size=3 tracking=none run.name=mine")
 
 
@@ -24,9 +23,15 @@ def python(shell, code, expected=0):
 
 def test_the_lines_of_the_docstring(shell, trained):
     lines = [line for line in dicedist.__doc__.splitlines() if line.startswith("    ")]
+    small = ", ".join(f'"{word}"' for word in f"{SMALL} ensemble.size=2 tracking=none".split())
     code = "\n".join(lines).replace("runs/NAME", "runs/mine")
-    told = python(shell, code)
-    assert "tensor(" in told and not shell.told
+    code = code.replace('"experiment=quickstart"', f'"experiment=quickstart", {small}').replace("nproc=4", "nproc=2")
+    assert small in code and "nproc=2" in code
+    logits = "    import numpy\n    logits, labels = numpy.eye(4)[None].repeat(3, 0), numpy.arange(4)\n"
+    told = python(shell, f"{logits}{code}\n    print(run, run.results['step'], found['ensemble']['accuracy'])")
+    assert "tensor(" in told and told.splitlines()[-1] == "runs/quickstart 3 1.0"
+    left_out = "dicedist: warning: left out photos/train/Quitten/kaputt.jpg: cannot identify image file"
+    assert shell.told.splitlines() == [left_out]
 
 
 def test_images_that_would_be_answered_wrongly_are_refused(shell, trained):
@@ -57,4 +62,4 @@ def test_logits_of_any_ensemble_are_measured(shell):
     """
     python(shell, code)
     told = shell.run("dicedist evaluate logits=theirs.npz")
-    assert "ensemble, tempered" in told and told.splitlines()[-1].startswith("done: ")
+    assert "\ntempered " in told and told.splitlines()[-1].startswith("done: ")
