@@ -1,7 +1,8 @@
 """A process of dicedist: which rank it is, and how it ends. An error is reported once, in one line, by one rank.
 
 Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
-not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow.
+not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow or
+the bucket.
 
 torch is not imported here: help and refusals do not need it.
 """
@@ -35,7 +36,7 @@ class EndedElsewhere(Exception):
 
 
 class Unsent(Exception):
-    """The run is complete, but not all of it reached MLflow."""
+    """The run is complete, but not all of it reached MLflow or the bucket."""
 
 
 class MessageFailed(RuntimeError):
