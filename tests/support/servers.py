@@ -14,8 +14,11 @@ from dicedist.runs.run import Run
 from dicedist.tracking.mlflow.mirror import Mirror
 from dicedist.tracking.mlflow.store import chosen_store
 
-
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key-of-tests", "AWS_SECRET_ACCESS_KEY": "secret-of-tests", "AWS_DEFAULT_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "key-of-tests",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 def free_port():
@@ -130,7 +133,10 @@ def bucket_server(set_variable):
     between = Between(port)
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": between.uri, "FSSPEC_S3_ENDPOINT_URL": between.uri}.items():
         set_variable(name, value)
-    between.client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    key, secret, region = CREDENTIALS.values()
+    between.client = boto3.client(
+        "s3", region, endpoint_url=f"http://{host}:{port}", aws_access_key_id=key, aws_secret_access_key=secret
+    )
     between.client.create_bucket(Bucket="runs")
     try:
         yield between

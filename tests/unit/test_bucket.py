@@ -76,7 +76,7 @@ def test_what_does_not_arrive_is_noticed(manner, told, between):
 
 
 def test_refusals_are_one_line(between, monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match=r"run.remote=s3://none cannot be written: The specified bucket does not exist"):
+    with pytest.raises(ValueError, match="run.remote=s3://none cannot be written: .* bucket does not exist"):
         Bucket.at("s3://none/tiny", "run.remote=s3://none").refuse_unwritable("run.remote=s3://none")
     monkeypatch.setattr(Bucket, "write", refuse_by_permission)
     with pytest.raises(ValueError, match="run.remote=X cannot be written: .*not yours"):
