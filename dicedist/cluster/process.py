@@ -26,6 +26,7 @@ from dicedist.console.lines import printable, put, redacted
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
 SECRET = "DICEDIST_SECRET"  # what only ranks of this run know: it begins every key that they write to the store
+ATTEMPT = "DICEDIST_ATTEMPT"  # how often the nodes of this launch have met, where torchrun's own count may differ
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _leaving = threading.Lock()
@@ -68,6 +69,11 @@ def world_size() -> int:
 
 def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
+
+
+def attempt() -> int:
+    """How often this launch has started its ranks before."""
+    return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def under_agent() -> bool:

@@ -90,9 +90,17 @@ class Bucket:
         return sha256.hexdigest()
 
     def write(self, name: str, content: bytes) -> None:
+        """Under another name first: what was there before stays until what replaces it has arrived whole."""
+        draft = f"{name}.partial"
+        self.put(draft, content)
+        self.compare(draft, hashlib.sha256(content).hexdigest())
+        with self.asked():
+            self.files.cp_file(f"{self.path}/{draft}", f"{self.path}/{name}")
+        self.remove([draft])
+
+    def put(self, name: str, content: bytes) -> None:
         with self.asked():
             self.files.pipe_file(f"{self.path}/{name}", content)
-        self.compare(name, hashlib.sha256(content).hexdigest())
 
     def send(self, path: Path, name: str, sha256: str) -> None:
         """A file that does not change while it is sent."""

@@ -73,7 +73,7 @@ class Lease:
             self.beats += 1
             try:
                 self.confirm()
-                self.bucket.write(name_of(self.number), self.text())
+                self.bucket.put(name_of(self.number), self.text())
             except Lost:
                 return
             except (OSError, ValueError):  # at the next beat

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dicedist.cluster.placement import REPORTER
-from dicedist.cluster.process import this_rank
+from dicedist.cluster.process import attempt, this_rank
 from dicedist.config import Config, Scope, changed_keys, flatten, parse_config
 from dicedist.config.checks import CHANGEABLE
 from dicedist.runs import checkpoint
@@ -133,8 +133,8 @@ def sees(run: Run, mark: str) -> bool:
 
 def restarted(run: Run) -> bool:
     """Whether this is a later attempt of the launch that began the run, which continues whatever `resume` says."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # the id alone may be that of every launch
-    return again and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
+    # The id alone may be that of every launch.
+    return attempt() > 0 and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
 
 
 def has_records(run: Run) -> bool:

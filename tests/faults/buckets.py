@@ -22,14 +22,16 @@ def kept_in_a_bucket(run):
     with contextlib.ExitStack() as held:
         with _making:
             between = held.enter_context(bucket_server(run.variables.__setitem__))
-        run.settings = (*run.settings, "run.remote=s3://runs/rounds")
+        between.prefix = run.directory.name  # servers of one process share what they hold
+        run.settings = (*run.settings, f"run.remote=s3://runs/{between.prefix}")
         yield between
 
 
 def uploaded(between):
     """The steps of the checkpoints that the bucket has whole, by what it holds itself."""
-    found = between.client.list_objects_v2(Bucket="runs").get("Contents", [])
-    names = [one["Key"].removeprefix("rounds/tiny/") for one in found]
+    start = f"{between.prefix}/tiny/"
+    found = between.client.list_objects_v2(Bucket="runs", Prefix=start).get("Contents", [])
+    names = [one["Key"].removeprefix(start) for one in found]
     return sorted({copies.step_in(name) for name in names if name.endswith(checkpoint.MANIFEST)})
 
 
