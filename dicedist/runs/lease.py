@@ -17,6 +17,8 @@ from typing import Any
 
 from dicedist.cluster.heartbeat import advance
 from dicedist.runs.bucket import Bucket, Unreachable
+from dicedist.runs.checkpoint import digest_of
+from dicedist.runs.files import MARK
 from dicedist.runs.lock import ended_here, this_process
 
 TERM, BEAT, LOOK = 60.0, 10.0, 1.0  # seconds: until a silent owner counts as dead, between its signs of life, looks
@@ -33,6 +35,7 @@ class Lease:
         self.bucket, self.number, self.beats, self.lost = bucket, 0, 0, False
         self.about = {"owner": this_process(), "mark": uuid.uuid4().hex, "machine": this_machine()}
         self.leaving = threading.Event()
+        self.renewing = threading.Thread(target=self.renew, name="lease", daemon=True)
 
     @property
     def held(self) -> bool:
@@ -60,12 +63,11 @@ class Lease:
     def create(self, number: int) -> bool:
         if not self.bucket.create(name_of(number), self.text()):
             return False
-        # Not every store refuses the second of two at once: then the last one's word stands.
-        if json.loads(self.bucket.read(name_of(number), LARGEST) or b"{}").get("mark") != self.about["mark"]:
-            return False
+        if self.newest()[1].get("mark") != self.about["mark"]:
+            return False  # not every store refuses the second of two at once: then the last one's word stands
         self.number = number
+        self.renewing.start()
         self.bucket.remove([name_of(older) for older in self.numbers() if older < number])
-        threading.Thread(target=self.renew, name="lease", daemon=True).start()
         return True
 
     def renew(self) -> None:
@@ -82,12 +84,12 @@ class Lease:
     def confirm(self) -> None:
         """Lost if it belongs to another by now."""
         number, found = self.newest()
-        if number > self.number or (number == self.number and found.get("mark") != self.about["mark"]):
+        if number > self.number or (number == self.number and found.get("mark") not in (None, self.about["mark"])):
             self.lost = True
             raise Lost(f"{self.bucket} was taken over by {found.get('owner', 'another training')}")
 
     def release(self) -> None:
-        """The thread may be in the middle of a call that never ends."""
+        """In a thread, because a bucket may never answer."""
         self.leaving.set()
         if self.held:
             leaving = threading.Thread(target=self.remove, daemon=True)
@@ -95,6 +97,7 @@ class Lease:
             leaving.join(GOODBYE)
 
     def remove(self) -> None:
+        self.renewing.join()  # which could write it again
         try:
             self.confirm()
             self.bucket.remove([name_of(self.number)])
@@ -102,19 +105,22 @@ class Lease:
             pass  # then it runs out
 
     def newest(self) -> tuple[int, dict[str, Any]]:
+        """Its number, 0 if there is none, and what it says, nothing if it is damaged."""
         number = max(self.numbers(), default=0)
         try:
             found = json.loads(self.bucket.read(name_of(number), LARGEST) or b"{}") if number else {}
-        except ValueError:
-            found = {}
-        return number, found if isinstance(found, dict) else {}
+            whole = found.pop(MARK, None) == digest_of(found)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            whole = False
+        return number, found if whole else {}
 
     def numbers(self) -> list[int]:
         names = [name.removeprefix(PREFIX) for name in self.bucket.listed() if name.startswith(PREFIX)]
         return [int(name) for name in names if name.isdecimal()]
 
     def text(self) -> bytes:
-        return json.dumps({**self.about, "beat": self.beats}).encode()
+        plain = {**self.about, "beat": self.beats}
+        return json.dumps({**plain, MARK: digest_of(plain)}).encode()
 
 
 def name_of(number: int) -> str:

@@ -34,8 +34,14 @@ def bucket(request, tmp_path):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    for name, seconds in (("TERM", 1.0), ("BEAT", 0.1), ("LOOK", 0.05)):
+    """Signs of life come often. How long one may be silent is as usual: this machine may be busy."""
+    for name, seconds in (("BEAT", 0.1), ("LOOK", 0.05)):
         monkeypatch.setattr(leases, name, seconds)
+
+
+@pytest.fixture
+def brief(hurried, monkeypatch):
+    monkeypatch.setattr(leases, "TERM", 1.0)
 
 
 def test_files(bucket, tmp_path):
@@ -121,7 +127,7 @@ def test_lease_of_the_living(bucket, hurried, monkeypatch):
     assert bucket.listed() == {}
 
 
-def test_lease_of_the_dead(bucket, hurried):
+def test_lease_of_the_dead(bucket, brief):
     owner, other = Lease(bucket), Lease(bucket)
     owner.take()
     owner.leaving.set()  # as if it were suspended, or cut off
@@ -136,15 +142,16 @@ def test_lease_of_the_dead(bucket, hurried):
     assert owner.lost and not other.lost
 
 
-def test_owner_that_ended_on_this_machine_is_not_waited_for(bucket, hurried, monkeypatch):
-    monkeypatch.setattr(leases, "TERM", 1000.0)
+def test_owner_that_ended_on_this_machine_is_not_waited_for(bucket, hurried):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     owner = Lease(bucket)
     owner.about["owner"] = f"process {ended.pid} on {leases.this_process().split()[-1]}"
     owner.leaving.set()
     owner.take()
+    began = time.monotonic()
     Lease(bucket).take()
+    assert time.monotonic() - began < leases.TERM
     elsewhere = {**owner.about, "machine": "another kernel"}
     assert not leases.ended(elsewhere)  # its numbers of processes say nothing here
 
@@ -168,7 +175,21 @@ def test_only_one_of_many_takes_it(bucket, hurried):
     taken[0].release()
 
 
-def test_damaged_lease_counts_as_one(bucket, hurried):
+def test_own_lease_that_arrives_damaged_is_not_taken_for_anothers(bucket, hurried):
+    owner = Lease(bucket)
+    owner.take()
+    owner.leaving.set()
+    owner.renewing.join()
+    whole = bucket.read(leases.name_of(1), 1000)
+    for damaged in (whole[: len(whole) // 2], whole.replace(b'"mark": "', b'"mark": "0')):
+        bucket.put(leases.name_of(1), damaged)
+        owner.confirm()
+    bucket.put(leases.name_of(1), Lease(bucket).text())
+    with pytest.raises(Lost):
+        owner.confirm()
+
+
+def test_damaged_lease_counts_as_one(bucket, brief):
     bucket.write(leases.name_of(3), b"[not a lease")
     taker = Lease(bucket)
     taker.take()
