@@ -84,8 +84,10 @@ def remove_leftovers():
         kill_inside(name)  # they would keep the namespace and its link alive
         ip("netns", "delete", name)
         shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
-    with contextlib.suppress(subprocess.CalledProcessError):
-        ip("link", "delete", "dd-bridge")
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    for link in re.findall(r"dd-(?:veth\d+|bridge)", links):  # a namespace takes its links with it, but not at once
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("link", "delete", link)
 
 
 def kill_inside(name):
@@ -200,7 +202,9 @@ class Elastic:
 
 
 def steps_saved(run):
-    return [checkpoint.step_of(path) for path in checkpoint.saved(Run(run).checkpoints)]
+    """Of a folder, or of a bucket in one, where the manifest comes last."""
+    saved = checkpoint.saved(Run(run).checkpoints)
+    return [checkpoint.step_of(path) for path in saved if (path / checkpoint.MANIFEST).exists()]
 
 
 def node_replaced(folder):
