@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     from dicedist.runs.run import Results, Run
 
     output = Path(outputs[-1]) if outputs else unused(Results(".").report_file)
-    opened = [one for name in runs for one in Run.open_all(Path(name))]
+    opened = [one for name in runs for one in Run.open_all(name)]
     for one in opened if FRESH in arguments else ():
         if "redundancy_fresh" not in (one.result() or {}):
             say(f"{one}: reading its redundancy by a fresh estimator ...")

@@ -40,10 +40,12 @@ from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
+from dicedist.runs.bucket import Bucket
 from dicedist.runs.lock import run_lock
 from dicedist.runs.pretrained import Pretrained, normalised_as_published
 from dicedist.runs.run import Run
 from dicedist.runs.saver import Saver, reachable
+from dicedist.runs.uploads import NoUploads, uploading
 from dicedist.tracking import environment
 from dicedist.tracking.announcement import announce
 from dicedist.tracking.environment import Pace
@@ -67,6 +69,8 @@ def train(config: Config) -> None:
         refuse_compile(config.compile)
         refuse_unreadable(config.ood.sets, config.network.inputs)
         place(world_size(), size, needs_w, replicas, ranks_of_w=config.redundancy.ranks, called=called)
+        if (bucket := Bucket.of(config)) is not None:
+            bucket.refuse_unwritable(f"run.remote={config.run.remote}")
     node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
     placement = place(world_size(), size, needs_w, replicas, node_of, config.redundancy.ranks, called)
     config.ensemble.size = placement.num_members
@@ -74,16 +78,27 @@ def train(config: Config) -> None:
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     source = normalised_as_published(images, config)
     with joined(config.distributed.timeout, placement.parts) as world:
-        with run_lock(run) if world.reports else contextlib.nullcontext():
-            arrived = Trainer(config, method, placement, source, world).train_and_evaluate()
-    if not arrived:
-        raise Unsent(
-            f"{run} is complete, but MLflow has not received all of it; `python -m dicedist.mirror {run}` sends it"
-        )
+        with contextlib.ExitStack() as held:
+            uploads = NoUploads()
+            if world.reports:
+                held.enter_context(run_lock(run))
+                uploads = held.enter_context(uploading(run, config, warn))
+            unsent = Trainer(config, method, placement, source, world, uploads).train_and_evaluate()
+    if unsent:
+        raise Unsent(f"{run} is complete, but {' '.join(unsent)}")
 
 
 class Trainer:
-    def __init__(self, config: Config, method: Method, placement: Placement, source: sources.Source, world: World):
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        placement: Placement,
+        source: sources.Source,
+        world: World,
+        uploads: NoUploads | None = None,
+    ):
+        self.uploads = uploads or NoUploads()
         self.config, self.source, self.world, self.placement = config, source, world, placement
         self.method, self.control = method, world.control
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
@@ -138,6 +153,7 @@ class Trainer:
             self.tracker.warn,
             world.transfer,
             self.sees_folder,
+            self.uploads,
         )
 
     def load_teacher(self, has_members: bool) -> Teacher | None:
@@ -164,6 +180,7 @@ class Trainer:
         found, note = None, {}
         pretrained = Pretrained(self.config)
         if self.world.reports:
+            self.uploads.begin()
             found = resume.find(self.run, self.config, self.source.data_digest, warn, pretrained.digests)
             if found:
                 resume.mend_records(self.run, found, warn)
@@ -218,14 +235,14 @@ class Trainer:
         leading = {m: part for m, part in hosted.members.items() if self.placement.host_of[m] == self.world.rank}
         return replace(hosted, members=leading)
 
-    def train_and_evaluate(self) -> bool:
-        """Returns False on the reporter if the run is complete but its results did not reach MLflow."""
+    def train_and_evaluate(self) -> list[str]:
+        """On the reporter, of a run that is complete: whom its results did not reach, and what sends them."""
         left = self.total_steps - self.done
         result = self.run.result(self.done) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
-            return True
+            return self.unsent(True)
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
             if left > 0:
@@ -244,9 +261,16 @@ class Trainer:
                 self.run.stopped_file.touch()
             self.tracker.close(finished=False)
             raise
-        arrived = self.tracker.close(finished=True)
+        unsent = self.unsent(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
-        return arrived
+        return unsent
+
+    def unsent(self, mirrored: bool) -> list[str]:
+        by_hand = f"`python -m dicedist.mirror {self.run}` sends it"
+        lines = [] if mirrored else [f"MLflow has not received all of it; {by_hand}"]
+        if not self.uploads.finish():
+            lines.append(f"{self.config.run.remote} has not received all of it; the same command sends it")
+        return lines
 
     def train(self) -> None:
         """Trains to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
@@ -257,6 +281,9 @@ class Trainer:
             if not self.stopping:
                 self.draw_samples()
             safe = self.save_now()
+            if self.stopping:
+                self.uploads.finish()
+                self.control.barrier()  # the first rank to end would end the one that sends
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
             raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")

@@ -8,6 +8,7 @@ python -m tests.nodes replicas   some of them
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from tests.support import CHECKOUT
 from tests.support.tiny import assert_same_run, assert_same_tensors
 
 PREFIX, PORT = "10.77.0.", 29500
+# A node counts as lost after 3 s, and a round waits 5 s for more nodes than it needs.
+IMPATIENT = "read_timeout=20,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+LONG = 600  # steps
 
 
 def ip(*words):
@@ -57,6 +61,11 @@ class Node:
         """Sets the far end of the node's link up or down; down cuts the node off."""
         ip("link", "set", self.link, state)
 
+    def lose(self):
+        """The machine is gone, without a word to anybody."""
+        self.plug("down")
+        kill_inside(self.name)
+
 
 @contextlib.contextmanager
 def nodes(count):
@@ -72,14 +81,19 @@ def nodes(count):
 def remove_leftovers():
     known = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     for name in (name for name in known if name.startswith("dicedist")):
-        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-        for process in inside:  # they would keep the namespace and its link alive
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+        kill_inside(name)  # they would keep the namespace and its link alive
         ip("netns", "delete", name)
         shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
-    with contextlib.suppress(subprocess.CalledProcessError):
-        ip("link", "delete", "dd-bridge")
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    for link in re.findall(r"dd-(?:veth\d+|bridge)", links):  # a namespace takes its links with it, but not at once
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("link", "delete", link)
+
+
+def kill_inside(name):
+    for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
 
 
 def launch(places, ranks, directories, *settings, attempt=0):
@@ -158,11 +172,134 @@ def cut_link(folder):
     assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
 
 
+class Elastic:
+    """A run over nodes that come and go. They meet at a store in a place of its own, and each has two ranks."""
+
+    def __init__(self, folder, nnodes, *settings):
+        self.folder, self.nnodes, self.settings = folder, nnodes, ("ensemble.size=3", *settings)
+        self.meeting = Node(9)
+        endpoint = f"{self.meeting.address}:{PORT}"
+        self.meeting.start([sys.executable, "-m", "dicedist", "store", endpoint], folder / "store.log")
+        self.options = [
+            f"--nnodes={nnodes}", "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-id=elastic",
+            f"--rdzv-endpoint={endpoint}", "--max-restarts=10", f"--rdzv-conf={IMPATIENT}",
+        ]  # fmt: skip
+
+    def start(self, node, directory=None):
+        train = ["-m", "dicedist.train", *SETTINGS, f"run.dir={directory or self.folder / 'runs'}", *self.settings]
+        command = [sys.executable, "-m", "dicedist.launch", *self.options, *train]
+        return node.start(command, self.folder / f"{node.name}.log")
+
+    def wait_for_checkpoint(self, process, run=None, after=0):
+        deadline = time.monotonic() + PATIENCE
+        while not (steps := steps_saved(run or self.folder / "runs" / "tiny")) or steps[-1] <= after:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        return steps[-1]
+
+    def told(self, node):
+        return (self.folder / f"{node.name}.log").read_text()
+
+
+def steps_saved(run):
+    """Of a folder, or of a bucket in one, where the manifest comes last."""
+    saved = checkpoint.saved(Run(run).checkpoints)
+    return [checkpoint.step_of(path) for path in saved if (path / checkpoint.MANIFEST).exists()]
+
+
+def node_replaced(folder):
+    """The second of two nodes is lost and another takes its place; nobody starts the first again. Equal bit for bit."""
+    with nodes(3) as (first, second, third):
+        run = Elastic(folder, "2:2")
+        processes = [run.start(first), run.start(second)]
+        run.wait_for_checkpoint(processes[0])
+        second.lose()
+        assert finish([processes[0], run.start(third)]) == [0, 0]
+        assert "continues after" in run.told(first)
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
+def first_node_replaced(folder):
+    """The node of rank 0 is lost with its disk, another takes its place; the run goes on from a bucket."""
+    with nodes(3) as (first, second, third):
+        run = Elastic(folder, "2:2", f"run.remote=file://{folder}/bucket")
+        processes = [run.start(first, folder / "disk-0"), run.start(second, folder / "disk-1")]
+        sent = run.wait_for_checkpoint(processes[0], folder / "bucket" / "tiny")
+        first.lose()
+        shutil.rmtree(folder / "disk-0")
+        assert finish([processes[1], run.start(third, folder / "disk-2")]) == [0, 0]
+        (after,) = re.findall(r"continues after step (\d+)", run.told(second) + run.told(third))
+        assert int(after) >= sent
+    alone(folder / "alone", 4, "ensemble.size=3")
+    (left,) = folder.glob("disk-*/tiny")
+    assert_same_run(left, folder / "alone" / "tiny", STEPS)
+
+
+def node_lost_for_good(folder):
+    """One of two nodes is lost and not replaced: members are dealt over the ranks that are left."""
+    with nodes(2) as (first, second):
+        run = Elastic(folder, "1:2")
+        processes = [run.start(first), run.start(second)]
+        run.wait_for_checkpoint(processes[0])
+        second.lose()
+        assert finish([processes[0]]) == [0]
+        placements = re.findall(r"^ +(\d+)  cpu", run.told(first), re.M)
+        assert placements == ["0", "1", "2", "3", "0", "1"]
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
+def node_comes_back(folder):
+    """One of two nodes is lost, the other goes on alone; when it is back, members are spread again."""
+    longer = ("epochs=100", "schedules.scale=false", f"max_steps={LONG}")
+    with nodes(2) as (first, second):
+        run = Elastic(folder, "1:2", *longer)
+        processes = [run.start(first), run.start(second)]
+        run.wait_for_checkpoint(processes[0])
+        second.lose()
+        while "continues after" not in run.told(first):
+            assert processes[0].poll() is None
+            time.sleep(0.1)
+        run.wait_for_checkpoint(processes[0], after=steps_saved(folder / "runs" / "tiny")[-1])
+        second.plug("up")
+        assert finish([processes[0], run.start(second)]) == [0, 0]
+        placements = re.findall(r"^ +(\d+)  cpu", run.told(first), re.M)
+        assert placements == ["0", "1", "2", "3", "0", "1", "0", "1", "2", "3"]
+    alone(folder / "alone", 4, "ensemble.size=3", *longer)
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", LONG)
+
+
+def one_asked_to_stop(folder):
+    """SIGTERM to one launcher of two: both end with 75 within seconds, and the next start continues."""
+    with nodes(2) as (first, second):
+        run = Elastic(folder, "2:2")
+        for number, (asked, rest) in enumerate([(0, 1), (1, 0)]):
+            run.options[3] = f"--rdzv-id=stopped{number}"
+            processes = [run.start(first), run.start(second)]
+            run.wait_for_checkpoint(processes[0], after=max(steps_saved(folder / "runs" / "tiny"), default=0))
+            began = time.monotonic()
+            processes[asked].send_signal(signal.SIGTERM)
+            codes = finish([processes[asked], processes[rest]])
+            print(f"    ended with {codes} after {time.monotonic() - began:.0f} s")
+            assert codes == [75, 75] and time.monotonic() - began < 60
+        run.options[3] = "--rdzv-id=goes-on"
+        assert finish([run.start(first), run.start(second)]) == [0, 0]
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
 def lines_of(log):
     return [line for line in log.read_text().splitlines() if line.startswith("dicedist: ") and "warning" not in line]
 
 
-SCENARIOS = {function.__name__: function for function in (two_nodes, three_nodes_apart, replicas, cut_link)}
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        two_nodes, three_nodes_apart, replicas, cut_link,
+        node_replaced, first_node_replaced, node_lost_for_good, node_comes_back, one_asked_to_stop,
+    )
+}  # fmt: skip
 
 
 def main():

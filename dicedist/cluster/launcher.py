@@ -24,21 +24,30 @@ from types import FrameType
 import psutil
 from torch.distributed import DistError, TCPStore
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
     RendezvousParameters,
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.launcher import api as launcher_api
 
-from dicedist.cluster.process import EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
+from dicedist.cluster.process import ATTEMPT, EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
 from dicedist.cluster.signals import ASKING
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
+GOODBYE = 5  # seconds that a stopped launcher waits for those of other nodes
 DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # they are handled here
 
 
@@ -56,10 +65,51 @@ class Loopback(StaticTCPRendezvous):
         return "loopback"
 
 
+def meet_anew(parameters: RendezvousParameters) -> RendezvousHandler:
+    """torch's rendezvous of nodes by a store, with a new store for the ranks of every round.
+
+    torch keeps the first round's: a node that joins later is never told where it is, and when its host is lost, the
+    others go on to look for it there.
+    """
+    backend, store = create_backend(parameters)
+    handler = create_handler(store, backend, parameters)
+    handler._backend_name = parameters.backend
+    join = handler.next_rendezvous
+
+    def join_anew() -> RendezvousInfo:
+        handler._bootstrap_store_info = handler._shared_tcp_store_server = None
+        found = join()
+        os.environ[ATTEMPT] = str(handler._state_holder.state.round)  # torch's own count differs between nodes
+        return found
+
+    handler.next_rendezvous = join_anew  # type: ignore[method-assign]
+    return handler
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent, which tells a run that was stopped from one that is done."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Ranks that were asked to make room for a node that joins have ended, but the run goes on."""
+        found = super()._monitor_workers(worker_group)
+        if found.state == WorkerState.SUCCEEDED and EXIT_STOPPED in codes(os.environ[LAUNCHER]):
+            if worker_group.spec.rdzv_handler.num_nodes_waiting():
+                return RunResult(WorkerState.HEALTHY)
+        return found
+
+    def _exit_barrier(self) -> None:
+        """The launcher that was asked to stop does not come: the others need not wait for minutes."""
+        if EXIT_STOPPED in codes(os.environ[LAUNCHER]):
+            self._exit_barrier_timeout = GOODBYE
+        super()._exit_barrier()
+
+
 def main(arguments: Sequence[str]) -> int:
     logging.disable()
     os.environ["TORCH_CPP_LOG_LEVEL"] = RANKS_LOG_LEVEL
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop(ATTEMPT, None)
+    launcher_api.LocalElasticAgent = Agent  # type: ignore[misc]
     options = torchrun.parse_args([*DEFAULTS, *arguments])
     if options.nnodes in ("1", "1:1"):
         rendezvous_handler_registry.register("loopback", Loopback)
@@ -70,6 +120,9 @@ def main(arguments: Sequence[str]) -> int:
         # torchrun would take the host's name, which other nodes may not know.
         first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
         options.local_addr = options.local_addr or own_address_to(first)
+        if options.rdzv_backend == "c10d":
+            rendezvous_handler_registry.register("nodes", meet_anew)
+            options.rdzv_backend = "nodes"
         if sys.platform == "linux":
             threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="dicedist-", ignore_cleanup_errors=True) as folder:
@@ -82,6 +135,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
             return EXIT_FAULT
         except (RendezvousError, DistError, socket.gaierror) as error:
+            if EXIT_STOPPED in (found := codes(folder)):  # the store went with the launcher that was asked to stop
+                return worst(found)
             print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
             return worst([*codes(folder), EXIT_FAULT])
         except SignalException:
@@ -142,6 +197,8 @@ def read_timeout(options: argparse.Namespace) -> int:
 def unmet(options: argparse.Namespace, error: Exception) -> str:
     """Why the nodes did not meet, or lost each other."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    if isinstance(error, RendezvousClosedError):
+        return f"the run of --rdzv-id={options.rdzv_id} at {where} has ended: to go on with it, write another --rdzv-id"
     if isinstance(error, RendezvousTimeoutError):
         return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
     reason = str(error.__cause__ or error).splitlines()[0]

@@ -1,7 +1,8 @@
 """A process of dicedist: which rank it is, and how it ends. An error is reported once, in one line, by one rank.
 
 Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
-not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow.
+not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow or
+the bucket.
 
 torch is not imported here: help and refusals do not need it.
 """
@@ -25,6 +26,7 @@ from dicedist.console.lines import printable, put, redacted
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
 SECRET = "DICEDIST_SECRET"  # what only ranks of this run know: it begins every key that they write to the store
+ATTEMPT = "DICEDIST_ATTEMPT"  # how often the nodes of this launch have met, where torchrun's own count may differ
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _leaving = threading.Lock()
@@ -35,7 +37,7 @@ class EndedElsewhere(Exception):
 
 
 class Unsent(Exception):
-    """The run is complete, but not all of it reached MLflow."""
+    """The run is complete, but not all of it reached MLflow or the bucket."""
 
 
 class MessageFailed(RuntimeError):
@@ -67,6 +69,11 @@ def world_size() -> int:
 
 def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
+
+
+def attempt() -> int:
+    """How often this launch has started its ranks before."""
+    return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def under_agent() -> bool:

@@ -119,8 +119,7 @@ def connect(limit: timedelta) -> dist.Store:
     server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
     # A restarted attempt must not read what the ranks of the previous one left in the agent's store, and nobody who
     # does not know the secret may write what these ranks read.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"{os.environ.get(SECRET, '')}/attempt-{attempt}", server)
+    return dist.PrefixStore(f"{os.environ.get(SECRET, '')}/attempt-{process.attempt()}", server)
 
 
 def is_first_in_store(store: dist.Store | None, code: int) -> bool:

@@ -81,6 +81,11 @@ def check(config: Config) -> None:
             "tracking.uri holds a password, which would be written to config.yaml: set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD instead"
         )
+    remote = config.run.remote
+    if remote is not None and ("://" not in remote or "::" in remote or remote.startswith("http")):
+        raise ValueError(f"run.remote={remote}: write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER")
+    if "@" in urlsplit(remote or "").netloc or "?" in (remote or ""):
+        raise ValueError("run.remote holds a password, which would be written to config.yaml: set the usual variables")
     check_resuming(config.resuming, {name for name, _, _ in keys_of(config)})
     check_optimizer(config.optimizer, config.schedules)
     check_training(config)

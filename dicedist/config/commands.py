@@ -14,6 +14,7 @@ COMMANDS = {  # name of the module, which has a function run(arguments) -> what 
     "mirror": "send a run's records to MLflow",
     "doctor": "check this machine before a training",
     "bench": "measure this machine",
+    "store": "where the nodes of a run meet, outside of them",
     "clean": "remove prepared data and old checkpoints",
     "completion": "commands, keys and values for bash, zsh or fish",
 }

@@ -7,7 +7,7 @@ from dicedist.config.schema import AVERAGES, OodConfig, key
 
 FORMATS = ("pt2", "onnx", "safetensors")
 MEMBERS = "some of them: [0, 2], or student"
-RUN = "the folder of a run"
+RUN = "the folder of a run, or its URL: s3://BUCKET/runs/NAME"
 
 
 @dataclass

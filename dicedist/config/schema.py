@@ -229,6 +229,12 @@ class SchedulesConfig:
 class RunConfig:
     name: str = key("of the run's folder", scope=Scope.IDENTITY)
     dir: str = key("the folder of runs", scope=Scope.NODE)
+    remote: str | None = key(
+        "the same in a bucket, to which the run is sent while it trains: s3://BUCKET/runs | gs://... | file:///...; a "
+        "run whose disk is gone continues from there",
+        scope=Scope.START,
+        default=None,
+    )
 
 
 @dataclass

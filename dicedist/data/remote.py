@@ -1,9 +1,10 @@
 """Files behind s3://, http:// and whatever else fsspec opens, copied to this machine."""
 
 import json
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
@@ -19,6 +20,9 @@ from dicedist.data.prepared import write_synced
 CHUNK = 2**22  # bytes copied at a time
 STATE = ".copied.json"
 GB = 1e9
+EXTRAS = {"s3": "s3", "s3a": "s3", "http": "s3", "https": "s3", "gs": "gs", "gcs": "gs"}  # scheme -> extra of the wheel
+SHORTEST = 8  # characters of a secret
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,7 @@ class Remote:
         """None for a path of this machine."""
         if "://" not in root:
             return None
-        if find_spec("fsspec") is None:
-            raise ValueError(f"data.root={redacted(root)} needs fsspec: pip install 'dicedist[s3]'")
-        try:
-            files, path = import_module("fsspec").core.url_to_fs(root)
-        except (ImportError, ValueError) as error:
-            raise ValueError(f"data.root={redacted(root)} ({error}): pip install 'dicedist[s3]'") from error
-        return cls(root, files, path.rstrip("/"))
+        return cls(root, *open_url(root, f"data.root={redacted(root)}"))
 
     def copy_to(self, folder: Path, patterns: Sequence[str], names_file: str, more: str, most_gb: float) -> None:
         """Brings the folder to what is there: files of these patterns, and `more` if it exists. What is whole stays."""
@@ -53,13 +51,10 @@ class Remote:
                 if old.name not in kept and not old.name.startswith("."):
                     old.unlink()
             self.copy(folder, {name: state for name, state in there.items() if name not in kept}, known)
-        except (OSError, ConnectionError) as error:
-            reason = printable(" ".join(str(error).split()))[:200] or type(error).__name__
-            raise ValueError(f"data.root={redacted(self.url)} cannot be read: {reason}") from error
         except Exception as error:  # the file systems of fsspec have errors of their own
-            if isinstance(error, ValueError) or "." not in type(error).__module__:
+            if not isinstance(error, OSError) and (isinstance(error, ValueError) or "." not in type(error).__module__):
                 raise
-            raise ValueError(f"data.root={redacted(self.url)} cannot be read: {printable(str(error))[:200]}") from error
+            raise ValueError(f"data.root={redacted(self.url)} cannot be read: {reason_of(error)}") from error
 
     def found(self, patterns: Sequence[str], names_file: str) -> dict[str, list[Any]]:
         """The names of the files, from the list beside them if there is one: not every server can list a folder."""
@@ -72,8 +67,7 @@ class Remote:
 
     def state_of(self, name: str) -> list[Any]:
         """What changes when a file is replaced."""
-        info = self.files.info(f"{self.path}/{name}")
-        return [int(info["size"]), str(info.get("ETag") or info.get("LastModified") or info.get("mtime") or "")]
+        return state_in(self.files.info(f"{self.path}/{name}"))
 
     def copy(self, folder: Path, wanted: dict[str, list[Any]], known: dict[str, Any]) -> None:
         progress = Progress(sum(size for size, _ in wanted.values()), "bytes of shards copied", stream=sys.stderr)
@@ -92,6 +86,36 @@ class Remote:
             known[name] = state
             write_synced(folder / STATE, json.dumps(known))
         progress.clear()
+
+
+def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it. what: needs it, for the message if a package is missing."""
+    scheme = url.partition("://")[0]
+    extra = EXTRAS.get(scheme, "s3")
+    if find_spec("fsspec") is None:
+        raise ValueError(f"{what} needs fsspec: pip install 'dicedist[{extra}]'")
+    try:
+        files, path = import_module("fsspec").core.url_to_fs(url, **options)
+    except ImportError as error:
+        remedy = f": pip install 'dicedist[{extra}]'" if scheme in EXTRAS else ""
+        raise ValueError(f"{what} needs a package ({reason_of(error)}){remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{what}: {reason_of(error)}; write s3://BUCKET/..., or what else fsspec opens") from error
+    return files, path.rstrip("/")
+
+
+def state_in(info: Mapping[str, Any]) -> list[Any]:
+    """Of what fsspec says of a file: its size, and what changes when it is replaced."""
+    return [int(info["size"] or 0), str(info.get("ETag") or info.get("LastModified") or info.get("mtime") or "")]
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line, short, and without what the environment keeps secret."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    for name in SECRETS:
+        if len(secret := os.environ.get(name, "")) >= SHORTEST:
+            text = text.replace(secret, "***")
+    return redacted(text)[:200]
 
 
 def refuse_too_much(folder: Path, there: dict[str, list[Any]], kept: set[str], most_gb: float) -> None:

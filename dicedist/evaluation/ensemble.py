@@ -27,6 +27,7 @@ from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
 from dicedist.evaluation.calibration import decisions
+from dicedist.runs.run import is_url
 
 IMAGES = ("uint8", "float")
 BATCH = 256
@@ -87,10 +88,10 @@ class Ensemble(nn.Module):
         the code of a network class of one's own, which the run only names.
         """
         path = Path(source)
-        if path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
+        if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
             from dicedist.evaluation.loading import load_ensemble
 
-            return load_ensemble(path, listed(members), average, images, trusted)
+            return load_ensemble(source, listed(members), average, images, trusted)
         from dicedist.evaluation.formats import read
 
         ensemble = read(path, trusted)

@@ -71,8 +71,13 @@ def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
     return {path.name: (path.stat().st_size, digest(path))}
 
 
-def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int) -> None:
-    """Called on rank 0 when all ranks have written: adds the manifest, renames the folder, removes old checkpoints."""
+def complete(
+    folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int, spared: Path | None = None
+) -> None:
+    """Called on rank 0 when all ranks have written: adds the manifest, renames the folder, removes old checkpoints.
+
+    spared: one that is in use and stays until the next time.
+    """
     draft, final = partial(folder, step), path_of(folder, step)
     missing = [name for name in files if not (draft / name).is_file()]
     if missing:
@@ -86,19 +91,25 @@ def complete(folder: Path, step: int, files: Files, about: Mapping[str, Any], ke
         shutil.rmtree(final)
     draft.rename(final)
     sync(final.parent)
-    every = saved(folder)
-    last = every.index(final) + 1
-    calm = last_calm(every[:last])
-    for path in every[: max(0, last - keep)] + every[last:]:  # the run went back behind the later ones
-        if path != calm:
-            shutil.rmtree(path, ignore_errors=True)
+    losses = {step_of(path): loss_of(path) for path in saved(folder)}
+    for old in superfluous(losses, step, keep):
+        if path_of(folder, old) != spared:
+            shutil.rmtree(path_of(folder, old), ignore_errors=True)
 
 
-def last_calm(paths: Sequence[Path]) -> Path | None:
+def superfluous(losses: Mapping[int, float | None], last: int, keep: int) -> list[int]:
+    """Of checkpoints of these steps and losses, those that may go: the last ones stay, and the last calm one. The run
+    went back behind those after `last`."""
+    before = sorted(step for step in losses if step <= last)
+    stay = {*before[-keep:], last_calm({step: losses[step] for step in before})}
+    return [step for step in sorted(losses) if step not in stay]
+
+
+def last_calm(losses: Mapping[int, float | None]) -> int | None:
     """The newest checkpoint from before the loss rose: a run that diverges leaves one to go back to."""
-    losses = {path: loss for path in paths if (loss := loss_of(path)) is not None}
-    lowest = min(losses.values(), default=0.0)
-    calm = [path for path, loss in losses.items() if loss <= RISEN * lowest]
+    known = {step: loss for step, loss in losses.items() if loss is not None}
+    lowest = min(known.values(), default=0.0)
+    calm = [step for step, loss in known.items() if loss <= RISEN * lowest]
     return calm[-1] if calm else None
 
 
@@ -163,20 +174,31 @@ def read(path: Path, only: Collection[str] | None = None, expected: int | None =
     """
     try:
         manifest = read_manifest(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path / MANIFEST} is missing or damaged") from error
+    checkpoint = described(manifest, path, step_of(path) if expected is None else expected)
+    for name, (size, sha256) in checkpoint.files.items():
+        if only is None or name.removesuffix(".safetensors") in only:
+            verify(path, name, size, sha256)
+    return checkpoint
+
+
+def described(manifest: Any, path: Path, expected: int) -> Checkpoint:
+    """The checkpoint of a manifest that has been read; no file of it is looked at. path: where its files are."""
+    try:
         if manifest.pop("sha256") != digest_of(manifest):
             raise ValueError
         version, step = int(manifest["format"]), int(manifest["step"])
         files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
         checkpoint = Checkpoint(path, step, files, dict(manifest["about"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path / MANIFEST} is missing or damaged") from error
     if version > FORMAT:
         raise NewerFormat(f"{path} was written by a newer dicedist (format {version}, this one reads {FORMAT})")
-    if step != (step_of(path) if expected is None else expected):
+    if step != expected:
         raise ValueError(f"{path} holds step {step}, which is not the step that it is named for")
-    for name, (size, sha256) in files.items():
-        if only is None or name.removesuffix(".safetensors") in only:
-            verify(path, name, size, sha256)
+    if strange := [name for name in files if not FILE_NAME.fullmatch(name)]:
+        raise ValueError(f"{path / MANIFEST} names {strange[0]!r}, which is no file of this folder")
     return checkpoint
 
 
@@ -189,7 +211,7 @@ def read_manifest(path: Path) -> Any:
 
 def verify(path: Path, name: str, size: int, sha256: str) -> None:
     file = path / name
-    if not FILE_NAME.fullmatch(name) or file.is_symlink():
+    if file.is_symlink():
         raise ValueError(f"{path / MANIFEST} names {name!r}, which is no file of this folder")
     if not file.is_file():
         raise ValueError(f"{path} lacks {name}")

@@ -4,14 +4,19 @@ import json
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from dicedist.config import Config, Scope, changed_keys, flatten
+from dicedist.cluster.placement import REPORTER
+from dicedist.cluster.process import attempt, this_rank
+from dicedist.config import Config, Scope, changed_keys, flatten, parse_config
 from dicedist.config.checks import CHANGEABLE
 from dicedist.runs import checkpoint
+from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.files import open_own, read_plain, replace_text
-from dicedist.runs.run import LARGEST_RECORDS, Run
+from dicedist.runs.run import CONFIG, LARGEST_CONFIG, LARGEST_RECORDS, Run
 
 RATES = "schedules.learning_rate."
 FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
@@ -19,9 +24,23 @@ FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it anot
 
 def ensemble_size(config: Config) -> int | str:
     """A continued run keeps its number of members on any number of ranks, unless the command sets ensemble.size."""
-    run = Run.of(config)
-    continues = config.ensemble.size == "auto" and config.resume != "never" and os.path.exists(run.config_file)
-    return run.config().ensemble.size if continues else config.ensemble.size
+    run, saved = Run.of(config), None
+    if config.ensemble.size == "auto" and config.resume != "never":
+        bucket = Bucket.of(config) if this_rank() == REPORTER else None
+        if os.path.exists(run.config_file):
+            saved = run.config()
+        elif bucket is not None:
+            saved = config_in(bucket)
+    return saved.ensemble.size if saved else config.ensemble.size
+
+
+def config_in(bucket: Bucket) -> Config | None:
+    """The config of the run that a bucket holds; None if it holds none."""
+    try:
+        text = bucket.read(CONFIG, LARGEST_CONFIG)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    return None if text is None else parse_config(text.decode(errors="replace"), Path(f"{bucket}/{CONFIG}"))
 
 
 def kept_pairs(run: Run, config: Config) -> int | None:
@@ -56,6 +75,8 @@ def find(
     if begun:
         refuse_another_teacher(run, config)
         refuse_another(run, config, found)
+        if (before := run.config().run.remote) and not config.run.remote:
+            warn(f"{run} was also kept in {before}, and is not now: add run.remote={before}")
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
     checkpoint.discard(run.checkpoints)
@@ -119,8 +140,8 @@ def sees(run: Run, mark: str) -> bool:
 
 def restarted(run: Run) -> bool:
     """Whether this is a later attempt of the launch that began the run, which continues whatever `resume` says."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # the id alone may be that of every launch
-    return again and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
+    # The id alone may be that of every launch.
+    return attempt() > 0 and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
 
 
 def has_records(run: Run) -> bool:
@@ -140,11 +161,7 @@ def refuse_another_teacher(run: Run, config: Config) -> None:
 def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
     """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded."""
     saved = run.config()
-    changed = changed_keys(compared(saved), compared(config), FIXED)
-    allowed = [line for line in changed if line.partition(":")[0] in config.resuming.allow]
-    if refused := [line for line in changed if line not in allowed]:
-        hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
-        raise ValueError(f"{run} was trained with another config ({'; '.join(refused)}): choose another run.name{hint}")
+    allowed = refuse_changes(saved, config, str(run))
     moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
     if saved.epochs != config.epochs and moves:
         raise ValueError(
@@ -158,6 +175,26 @@ def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
         line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
         with open_own(run.changes_file, "a") as file:
             file.write(line + "\n")
+
+
+def refuse_changes(saved: Config, config: Config, where: str) -> list[str]:
+    """The changes that the user allows."""
+    changed = changed_keys(compared(saved), compared(config), FIXED)
+    allowed = [line for line in changed if line.partition(":")[0] in config.resuming.allow]
+    if refused := [line for line in changed if line not in allowed]:
+        hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
+        raise ValueError(
+            f"{where} was trained with another config ({'; '.join(refused)}): choose another run.name{hint}"
+        )
+    return allowed
+
+
+def refuse_foreign(saved: Config, config: Config, where: str, begun: bool) -> None:
+    """Before anything of a run is copied from a bucket to the disk or back: it must be this run."""
+    if begun and config.resume == "never" and not restarted(Run.of(config)):
+        raise ValueError(f"{where} holds a run already: choose another run.name, or leave out resume=never")
+    weights = replace(config.network, sha256=saved.network.sha256)  # which `find` compares
+    refuse_changes(saved, replace(config, network=weights), where)
 
 
 def compared(config: Config) -> dict[str, Any]:

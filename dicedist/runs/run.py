@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.runs import checkpoint
+from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.files import read_json, read_plain, replace_json, replace_text
 
@@ -51,6 +52,11 @@ class Results:
     def report_file(self) -> Path:
         return self.directory / "report.html"
 
+    @property
+    def files(self) -> list[Path]:
+        """The one that says that there are results comes last."""
+        return [self.logits_file, self.gallery_file, self.report_file, self.result_file]
+
     def result(self, step: int | None = None) -> dict[str, Any] | None:
         """The results of the evaluation; None if they were not written, are damaged, or not of this step, if given."""
         try:
@@ -65,6 +71,8 @@ class Results:
 
 
 class Run(Results):
+    bucket: Bucket | None = None  # whence the folder is copied, of a run that was opened by a URL
+
     @classmethod
     def of(cls, config: Config) -> Self:
         """The run that a training with this config begins or continues."""
@@ -72,19 +80,33 @@ class Run(Results):
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
-        """An existing run; ValueError if there is none."""
+        """An existing run, in a folder or behind a URL; ValueError if there is none."""
+        if is_url(directory):
+            return cls.copied(Bucket.at(str(directory), str(directory)))
         run = cls(directory)
         if not run.exists():
             raise ValueError(f"{run} is not a run: it has no {run.config_file.name} (runs are folders under runs/)")
         return run
 
     @classmethod
-    def open_all(cls, path: Path) -> list[Self]:
+    def open_all(cls, name: str | Path) -> list[Self]:
         """A run, or the runs of a sweep's folder; files beside runs, as logs are, are passed over."""
+        if is_url(name):
+            return [cls.copied(bucket) for bucket in Bucket.at(str(name), str(name)).holding(CONFIG)]
+        path = Path(name)
         if path.is_file():
             return []
         inside = cls.all_in(path)
         return inside if inside and not cls(path).exists() else [cls.open(path)]
+
+    @classmethod
+    def copied(cls, bucket: Bucket) -> Self:
+        """What a bucket has of a run, on this machine; its checkpoint follows when it is asked for."""
+        from dicedist.runs import copies  # not above: it knows runs
+
+        run = cls(copies.copy_of(bucket))
+        run.bucket = bucket
+        return run
 
     @classmethod
     def all_in(cls, folder: Path, below: str = "*") -> list[Self]:
@@ -162,6 +184,18 @@ class Run(Results):
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
+    @property
+    def travelling(self) -> list[Path]:
+        """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
+        return [
+            self.config_file, self.environment_file, self.changes_file, self.launch_file, self.records_file,
+            self.system_file, self.mirror_file, *self.files,
+        ]  # fmt: skip
+
+    @property
+    def variations(self) -> list[Results]:
+        return [Results(path) for path in sorted(self.variation("").directory.glob("*")) if path.is_dir()]
+
     def config(self) -> Config:
         try:
             text = read_plain(self.config_file, LARGEST_CONFIG).decode()
@@ -173,6 +207,11 @@ class Run(Results):
         replace_text(self.config_file, to_yaml(config))
 
     def newest_checkpoint(self, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
+        if self.bucket is not None:
+            from dicedist.runs import copies
+
+            with copies.alone(self.directory):
+                copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
     def checkpoint(self) -> Checkpoint:
@@ -205,12 +244,7 @@ class Run(Results):
             return
         aside = self.variation(f"step-{found.get('step', 'before')}")
         aside.directory.mkdir(parents=True, exist_ok=True)
-        for old, new in (
-            (self.result_file, aside.result_file),
-            (self.logits_file, aside.logits_file),
-            (self.gallery_file, aside.gallery_file),
-            (self.report_file, aside.report_file),
-        ):
+        for old, new in zip(reversed(self.files), reversed(aside.files), strict=True):
             if old.exists():
                 old.rename(new)
 
@@ -223,6 +257,10 @@ class Run(Results):
         """The last of them; None if there is none."""
         known = self.validations(name)
         return known[-1][1] if known else None
+
+
+def is_url(place: str | Path) -> bool:
+    return isinstance(place, str) and "://" in place
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -26,6 +26,7 @@ from dicedist.cluster.transfer import FileTransfer
 from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
+from dicedist.runs.uploads import NoUploads
 
 MOMENT = 0.2  # seconds
 Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
@@ -45,7 +46,9 @@ class Saver:
         warn: Callable[[str], None],
         transfer: FileTransfer | None = None,
         sees_folder: bool = True,
+        uploads: NoUploads | None = None,
     ):
+        self.uploads = uploads or NoUploads()
         self.transfer, self.sees_folder = transfer, sees_folder
         self.run, self.config, self.parts, self.control, self.warn = run, config, parts, control, warn
         every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
@@ -126,10 +129,12 @@ class Saver:
             draft = checkpoint.partial(self.run.checkpoints, self.step)
             files |= checkpoint.write_part(draft, checkpoint.RECORDS, checkpoint.pack_records(self.records))
             self.fetch({name: files[name] for report in reports for name in report["sent"]})
-            checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep)
+            spared = self.uploads.sending
+            checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep, spared)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             checkpoint.discard(self.run.checkpoints)
             return str(error)
+        self.uploads.soon()
         return None
 
     def fetch(self, files: checkpoint.Files) -> None:

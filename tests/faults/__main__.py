@@ -4,6 +4,7 @@ python -m tests.faults --rounds 100                         all of them, an hour
 python -m tests.faults --jobs 2 --out rounds.jsonl          goes on where the file ends; runs are kept in rounds/
 python -m tests.faults --only 17                            round 17 alone: its fault and all draws are the same
 python -m tests.faults --table rounds.jsonl                 what the rounds in a file came to
+python -m tests.faults --buckets --rounds 8                 runs that are kept in a bucket, and lose their disk
 """
 
 import argparse
@@ -23,7 +24,8 @@ import psutil
 
 from dicedist.console.tables import table
 from dicedist.tracking.environment import git_commit
-from tests.faults import files, processes, tracking
+from tests.faults import buckets, files, processes, tracking
+from tests.faults.buckets import harm_kill_and_wipe
 from tests.faults.files import damage_checkpoint, flip_a_bit, truncate, while_down
 from tests.faults.subject import KINDS, Run, difference
 from tests.faults.tracking import bad_server
@@ -72,14 +74,25 @@ FAULTS = {
     "the disk of MLflow's database full": (tracking.fill_the_store, SMALL, 2),
     "mirror.json damaged": (tracking.damage_its_state, SMALL, 1),
 }
+# The same with --buckets, a plan of its own.
+BUCKETS = {
+    "asked to stop, the disk wiped": (buckets.stop_and_wipe, ("nets", "one process", "branches"), 1),
+    "the machine lost, the disk wiped": (buckets.kill_and_wipe, ("one process", "nets", "okddip_dice"), 1),
+    "the bucket answers 500, then recovers, the disk wiped": (harm_kill_and_wipe("broken", True), SMALL, 1),
+    "the bucket gone, the disk wiped": (harm_kill_and_wipe("gone", False), SMALL, 1),
+    "the bucket slow, a byte every 5 s, the disk wiped": (harm_kill_and_wipe("slow", False), SMALL, 1),
+    "the bucket cuts what it is sent, the disk wiped": (harm_kill_and_wipe("cut", False), SMALL, 1),
+    "the bucket flips bits, then recovers, the disk wiped": (harm_kill_and_wipe("flipped", True), SMALL, 1),
+    "the bucket full to the end, sent later, the disk wiped": (buckets.full_to_the_end, SMALL, 1),
+}
 
 
-def plan(rounds):
+def plan(faults, rounds):
     """The fault and the kind of run of each round, always the same: the fault that is furthest behind its share."""
     counts, planned = collections.Counter(), []
     for _ in range(rounds):
-        name = min(FAULTS, key=lambda name: (counts[name] + 1) / FAULTS[name][2])
-        kinds, turn = FAULTS[name][1], counts[name] + [*FAULTS].index(name)
+        name = min(faults, key=lambda name: (counts[name] + 1) / faults[name][2])
+        kinds, turn = faults[name][1], counts[name] + [*faults].index(name)
         planned.append((name, kinds[turn % len(kinds)]))
         counts[name] += 1
     return planned
@@ -88,8 +101,8 @@ def plan(rounds):
 class Campaign:
     """Rounds that run side by side spend their waiting times together; each is a handful of processes of its own."""
 
-    def __init__(self, seed, directory, out):
-        self.seed, self.directory, self.out, self.writing = seed, directory, out, threading.Lock()
+    def __init__(self, faults, seed, directory, out):
+        self.faults, self.seed, self.directory, self.out, self.writing = faults, seed, directory, out, threading.Lock()
         self.making = {kind: threading.Lock() for kind in KINDS}
 
     def reference(self, kind):
@@ -105,7 +118,7 @@ class Campaign:
         reference, run = self.reference(kind), Run.of(kind, self.directory / f"round-{number}")
         began, told = time.monotonic(), ""
         try:
-            recovered = FAULTS[name][0](run, random.Random(f"{self.seed}/{number}"))
+            recovered = self.faults[name][0](run, random.Random(f"{self.seed}/{number}"))
         except (AssertionError, OSError, ValueError, psutil.Error, subprocess.SubprocessError) as error:
             recovered, told = False, str(error)[:1000]
         differs = difference(run.run, reference) if recovered else None
@@ -133,10 +146,10 @@ def read(out):
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def show(found):
+def show(faults, found):
     """By fault: rounds, runs that finished, runs equal to the undisturbed one, and of which kinds they were."""
     rows = []
-    for name in FAULTS:
+    for name in faults:
         own = [one for one in found if one["fault"] == name]
         kinds = ", ".join(dict.fromkeys(one["kind"] for one in own))
         rows.append([name, kinds, *(sum(one[key] for one in own) for key in ("recovered", "equal"))])
@@ -156,17 +169,19 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="rounds side by side")
     parser.add_argument("--out", type=Path, help="a file that gets a line a round; rounds in it are not run again")
     parser.add_argument("--table", type=Path, help="show what is in such a file, and run nothing")
+    parser.add_argument("--buckets", action="store_true", help="faults around a bucket instead")
     options = parser.parse_args()
+    faults = BUCKETS if options.buckets else FAULTS
     if options.table:
-        sys.exit(0 if show(read(options.table)) else 1)
+        sys.exit(0 if show(faults, read(options.table)) else 1)
     directory = options.out.with_suffix("") if options.out else Path(tempfile.mkdtemp(prefix="dicedist-faults-"))
     done = {one["round"] for one in read(options.out) if one["seed"] == options.seed} if options.out else set()
-    planned = plan(max(options.rounds, *options.only, 0) + 1)
+    planned = plan(faults, max(options.rounds, *options.only, 0) + 1)
     chosen = [number for number in options.only or range(options.rounds) if number not in done]
-    campaign = Campaign(options.seed, directory, options.out)
+    campaign = Campaign(faults, options.seed, directory, options.out)
     with ThreadPoolExecutor(options.jobs) as jobs:
         found = [*jobs.map(lambda number: campaign.round(number, *planned[number]), chosen)]
-    if not show(read(options.out) if options.out else found):
+    if not show(faults, read(options.out) if options.out else found):
         sys.exit(f"what the runs left behind and said is in {directory}")
 
 

@@ -44,6 +44,7 @@ class Run:
         self.directory, self.num_ranks, self.settings, self.launcher_name = directory, num_ranks, settings, launcher
         self.run = directory / "tiny"
         self.log = directory.with_suffix(".log")
+        self.variables = {}  # of the environment
         self.launcher = None
 
     @classmethod
@@ -57,7 +58,8 @@ class Run:
         launch = [self.launcher_name, *options, f"--nproc_per_node={self.num_ranks}", "-m"]
         settings = [*SETTINGS, f"run.dir={self.directory}", *self.settings, *more]
         command = [sys.executable, "-m", *(launch if self.num_ranks > 1 else []), *module, *settings]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DICEDIST_DATA": str(self.directory / "home"), **variables}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DICEDIST_DATA": str(self.directory / "home")}
+        environment |= self.variables | variables
         with self.log.open("a") as log:
             self.launcher = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)
 

@@ -1,7 +1,8 @@
 """`dicedist.train` with an injected fault: python -m tests.support.faulty FAULT RANK STEP key=value ...
 
 raise: an exception; hang: a step without end; nan: a NaN in a member's weights; skip: another batch than other ranks;
-slow: a validation of many small pieces; impatient: a finished training waits for MLflow only for some seconds.
+slow: a validation of many small pieces; impatient: a finished training waits for MLflow or a bucket only for
+some seconds.
 The fault occurs only in the first attempt.
 """
 
@@ -33,9 +34,10 @@ def slow_reading():
 
 
 def impatient():
+    from dicedist.runs import uploads
     from dicedist.tracking import tracker
 
-    tracker.MIRROR_LIMIT = 30.0
+    tracker.MIRROR_LIMIT = uploads.LIMIT = 30.0
 
 
 def faulty(fault, rank, step):

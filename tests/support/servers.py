@@ -1,6 +1,7 @@
 """Servers on loopback, one that answers badly, and mirrors of runs."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -12,6 +13,12 @@ import time
 from dicedist.runs.run import Run
 from dicedist.tracking.mlflow.mirror import Mirror
 from dicedist.tracking.mlflow.store import chosen_store
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "key-of-tests",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 def free_port():
@@ -58,6 +65,7 @@ class Between:
 
     slow: a byte every five seconds, so that a client's own limit on silence never strikes. broken: 500. half: the
     server receives the request, and the connection breaks within its answer. gone: nobody listens.
+    Of a bucket: full: nothing more can be written. cut, flipped: what is written loses its second half, or a bit.
     """
 
     def __init__(self, server_port):
@@ -84,14 +92,21 @@ class Between:
         with contextlib.suppress(OSError), client:
             request = read_message(client)
             manner = self.manner
+            if manner in ("full", "cut", "flipped") and not request.startswith(b"PUT"):
+                manner = "well"
             if manner != "well":
                 self.refused += 1
+            if manner == "full":
+                client.sendall(error_of_s3(507, "StorageFull"))
+                return
+            if manner in ("cut", "flipped"):
+                request = harmed(request, manner)
             if manner == "broken":
                 client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 return
             with socket.create_connection(("127.0.0.1", self.server_port)) as server:
                 server.sendall(request)
-                answer = read_message(server)
+                answer = read_message(server, bodiless=request.startswith(b"HEAD"))
             if manner == "half":
                 client.sendall(answer[: len(answer) // 2])
             elif manner == "slow":
@@ -104,16 +119,62 @@ class Between:
                 client.sendall(answer)
 
 
-def read_message(connection):
+@contextlib.contextmanager
+def bucket_server(set_variable):
+    """A moto server on loopback with the bucket `runs`, and what stands between it and clients. set_variable(name,
+    value): of the environment, so that fsspec finds it."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    between = Between(port)
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": between.uri, "FSSPEC_S3_ENDPOINT_URL": between.uri}.items():
+        set_variable(name, value)
+    key, secret, region = CREDENTIALS.values()
+    between.client = boto3.client(
+        "s3", region, endpoint_url=f"http://{host}:{port}", aws_access_key_id=key, aws_secret_access_key=secret
+    )
+    between.client.create_bucket(Bucket="runs")
+    try:
+        yield between
+    finally:
+        between.behave("gone")
+        server.stop()
+
+
+def harmed(request, manner):
+    """A request that writes, with what it writes cut or changed; heads that tell what it was are left out."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    if not body:
+        return request
+    middle = len(body) // 2
+    body = body[:middle] if manner == "cut" else body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
+    told = (b"content-length:", b"x-amz-checksum", b"x-amz-sdk-checksum", b"content-md5:")
+    fields = [line for line in head.split(b"\r\n") if not line.lower().startswith(told)]
+    return b"\r\n".join([*fields, b"Content-Length: %d" % len(body), b"", b""]) + body
+
+
+def error_of_s3(status, code):
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no room is left</Message></Error>".encode()
+    return b"HTTP/1.1 %d Error\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body
+
+
+def read_message(connection, bodiless=False):
     """A request or an answer of HTTP; the connection serves no other, which both sides are told."""
     content = b""
     while b"\r\n\r\n" not in content:
         content += received(connection)
     head, _, body = content.partition(b"\r\n\r\n")
+    if b"100-continue" in head.lower():
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        head = b"\r\n".join(line for line in head.split(b"\r\n") if not line.lower().startswith(b"expect:"))
     fields = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"connection:", b"keep-alive:"))]
     lengths = [int(line.split(b":")[1]) for line in fields if line.lower().startswith(b"content-length:")]
     chunked = any(line.lower().startswith(b"transfer-encoding:") for line in fields)
-    while not body.endswith(b"0\r\n\r\n") if chunked else len(body) < sum(lengths):
+    while not bodiless and (not body.endswith(b"0\r\n\r\n") if chunked else len(body) < sum(lengths)):
         body += received(connection)
     return b"\r\n".join([*fields, b"Connection: close", b"", b""]) + body
 

@@ -1,0 +1,150 @@
+"""From a bucket to the disk: a run that goes on where its disk is gone, or is only looked at.
+
+A bucket may come from somebody else, as a folder may: names are ours or fit a pattern, sizes are known before anything
+is copied, and no tensor counts before its digest is that of the manifest.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from dicedist.data.prepared import home
+from dicedist.data.remote import reason_of
+from dicedist.runs import checkpoint
+from dicedist.runs.bucket import Bucket
+from dicedist.runs.checkpoint import MANIFEST, MANIFEST_LIMIT, NewerFormat
+from dicedist.runs.run import Run
+
+LIKE = Run("")  # for the names of files
+LABEL = re.compile(r"[\w,=+-][\w.,=+-]*")
+LARGEST = 2**33  # bytes of a file beside the checkpoints
+STATE = ".copied.json"
+Listing = dict[str, list[Any]]  # Bucket.listed()
+
+
+def copy_of(bucket: Bucket) -> Path:
+    """A folder of this machine with all of the run but its checkpoints. What has changed in the bucket is copied anew;
+    what commands have added to the folder stays."""
+    try:
+        there = bucket.listed()
+    except FileNotFoundError as error:
+        raise ValueError(f"{bucket} cannot be read: {reason_of(error)}") from error
+    if name_of(LIKE.config_file) not in there:
+        raise ValueError(f"{bucket} is not a run: it has no {LIKE.config_file.name}")
+    digest = hashlib.sha256(bucket.url.encode()).hexdigest()[:16]
+    folder = home() / "runs" / digest / bucket.path.rpartition("/")[2]
+    with alone(folder):
+        state = folder / STATE
+        known = json.loads(state.read_text()) if state.is_file() else {}
+        for name in names_of(known):
+            if name not in there:  # the run went on, and what was found before is set aside
+                (folder / name).unlink(missing_ok=True)
+        bring_files(bucket, Run(folder), {name: there[name] for name in there if known.get(name) != there[name]})
+        state.write_text(json.dumps(there))
+    return folder
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Ranks of one machine copy to the same folder, one after another."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / ".lock"):
+        yield
+
+
+def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
+    """In place of those that the folder has."""
+    for name in names_of(there):
+        size, target = there[name][0], run.directory / name
+        if size > LARGEST:
+            raise ValueError(f"{bucket}/{name} has {size:,} bytes, more than the {LARGEST:,} that it may have")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.partial")
+        draft.unlink(missing_ok=True)
+        bucket.take(name, draft, size)
+        draft.replace(target)
+
+
+def names_of(there: Collection[str]) -> list[str]:
+    """Of the names in a bucket, those that files of a run beside its checkpoints have, in their order."""
+    results, (folder, _) = {path.name for path in LIKE.files}, LIKE.variation("label").directory.parts
+    aside = [name for name in sorted(there) if (parts := name.split("/"))[0] == folder and len(parts) == 3]
+    aside = [name for name in aside if LABEL.fullmatch(name.split("/")[1]) and name.split("/")[2] in results]
+    return [name for path in LIKE.travelling if (name := name_of(path)) in there] + aside
+
+
+def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: int | None = None) -> None:
+    """Copies the newest intact checkpoint, unless one as late is on the disk. only: that of this step, if there."""
+    held = checkpoint.newest(run.checkpoints)
+    for step, text in sorted(manifests(bucket, bucket.listed()).items(), reverse=True):
+        if only not in (None, step) or (held is not None and only is None and held.step >= step):
+            continue
+        try:
+            return fetch(bucket, run, step, text)
+        except NewerFormat:
+            raise
+        except (ValueError, FileNotFoundError) as error:
+            warn(f"{error}; the checkpoint before it is tried")
+
+
+def manifests(bucket: Bucket, there: Collection[str]) -> dict[int, bytes]:
+    """Of the checkpoints that the bucket has, by step."""
+    steps = {step for name in there if (step := step_in(name)) is not None and name.endswith(f"/{MANIFEST}")}
+    found = {step: bucket.read(f"{folder_of(step)}/{MANIFEST}", MANIFEST_LIMIT) for step in steps}
+    return {step: text for step, text in found.items() if text is not None}
+
+
+def fetch(bucket: Bucket, run: Run, step: int, text: bytes) -> None:
+    """ValueError if a file is not what the manifest says."""
+    origin, draft = bucket.inside(folder_of(step)), checkpoint.partial(run.checkpoints, step)
+    found = described(origin, step, text)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, (size, sha256) in found.files.items():
+        if origin.take(name, draft / name, size) != sha256:
+            raise ValueError(f"{origin}/{name} is damaged: its contents are not those of the manifest")
+        checkpoint.sync(draft / name)
+    (draft / MANIFEST).write_bytes(text)
+    checkpoint.sync(draft / MANIFEST)
+    final = checkpoint.path_of(run.checkpoints, step)
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    checkpoint.sync(run.checkpoints)
+
+
+def described(origin: Bucket, step: int, text: bytes) -> checkpoint.Checkpoint:
+    try:
+        return checkpoint.described(json.loads(text), Path(str(origin)), step)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{origin}/{MANIFEST} is damaged") from error
+
+
+def loss_in(text: bytes) -> float | None:
+    """Of a manifest."""
+    try:
+        return json.loads(text)["about"]["loss"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def folder_of(step: int) -> str:
+    return name_of(checkpoint.path_of(LIKE.checkpoints, step))
+
+
+def step_in(name: str) -> int | None:
+    """The step of the checkpoint that a file of a bucket belongs to."""
+    folder, _, rest = name.partition("/")
+    found = re.fullmatch(r"step-(\d{8,})/[^/]+", rest)
+    return int(found[1]) if found and folder == LIKE.checkpoints.name else None
+
+
+def name_of(path: Path) -> str:
+    """In a bucket, of a path of LIKE."""
+    return path.as_posix()

@@ -1,0 +1,202 @@
+"""From the disk to a bucket, while training goes on: what a run writes is sent by a thread of rank 0.
+
+    training       ── checkpoint ──── checkpoint ──── ... ──── results ── waits ──
+    its thread           └── parts, manifest, records ──┘            └── the rest ──┘
+
+The thread brings the bucket to what the folder says, whenever it is told that there is news, so nothing that was
+missed is missed for ever. Of a checkpoint the manifest goes last; only then are older ones removed. Whatever the bucket
+does, training goes on: the thread says so once, and tries again.
+"""
+
+import contextlib
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dicedist.cluster.heartbeat import advance
+from dicedist.config import Config
+from dicedist.runs import checkpoint, copies, resume
+from dicedist.runs.bucket import Bucket
+from dicedist.runs.checkpoint import MANIFEST
+from dicedist.runs.copies import folder_of, name_of
+from dicedist.runs.files import read_plain
+from dicedist.runs.lease import Lease, Lost
+from dicedist.runs.run import Run
+
+LIMIT = 600.0  # seconds that a finished or stopped training waits for the bucket, however slowly it answers
+PAUSES = (1.0, 60.0)  # seconds between two attempts, the first and the longest
+MOMENT = 0.2
+AT_ONCE = 2**26  # bytes of a file that are held in memory
+
+
+class NoUploads:
+    """Of a run that is kept on the disk alone, and of every rank but the reporter: all calls do nothing."""
+
+    sending: Path | None = None  # the checkpoint that is being sent, which must not be removed
+
+    def begin(self) -> None:
+        """What the disk lacks and the bucket has is brought back; from now on the bucket gets what the disk gets."""
+
+    def soon(self) -> None:
+        """There is something new in the folder."""
+
+    def finish(self) -> bool:
+        """Waits, but not for ever; whether the bucket has everything."""
+        return True
+
+
+@contextlib.contextmanager
+def uploading(run: Run, config: Config, warn: Callable[[str], None]) -> Iterator[NoUploads]:
+    """Inside the context, which the reporter enters with the lock of the run, the bucket is this process's alone."""
+    if (bucket := Bucket.of(config)) is None:
+        yield NoUploads()
+        return
+    uploads = Uploads(run, bucket, config, warn)
+    try:
+        yield uploads
+    finally:
+        uploads.lease.release()
+
+
+class Uploads(NoUploads):
+    def __init__(self, run: Run, bucket: Bucket, config: Config, warn: Callable[[str], None]):
+        self.run, self.bucket, self.config, self.warn = run, bucket, config, warn
+        self.lease = Lease(self.bucket)
+        self.news = threading.Event()
+        self.asked = self.sent = 0  # how often there was news, and how much of it has arrived
+        self.failing = False
+        self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: to be asked for
+        self.marks: dict[str, tuple[int, ...]] = {}  # of the files that the bucket has, as they were on the disk
+
+    def begin(self) -> None:
+        try:
+            self.lease.take()
+            self.bring_back()
+        except OSError as error:
+            if not (resume.restarted(self.run) and self.run.newest_checkpoint()):
+                raise ValueError(f"run.remote={self.bucket} does not answer: {error}") from error
+            self.tell(error)  # the launch that began the run goes on from its own disk
+        threading.Thread(target=self.live, name="uploads", daemon=True).start()
+        self.soon()
+
+    def bring_back(self) -> None:
+        """The bucket is ahead of a disk that is new, or that was not there when the run went on elsewhere."""
+        there = self.bucket.listed()
+        saved = resume.config_in(self.bucket)
+        if saved is None:
+            return
+        steps, held = {*copies.manifests(self.bucket, there)}, self.run.newest_checkpoint()
+        named = None if resume.restarted(self.run) else self.config.resuming.step
+        missing = named in steps if named else bool(steps) and (held is None or max(steps) > held.step)
+        resume.refuse_foreign(saved, self.config, str(self.bucket), begun=bool(steps))
+        if self.run.exists():
+            resume.refuse_foreign(self.run.config(), self.config, str(self.run), begun=False)
+            if not missing:
+                return
+        if missing:
+            copies.fetch_newest(self.bucket, self.run, self.warn, only=named)
+            if self.run.newest_checkpoint() is None:
+                raise ValueError(f"{self.bucket} has no intact checkpoint: choose another run.name")
+        copies.bring_files(self.bucket, self.run, there)
+
+    def soon(self) -> None:
+        self.asked += 1
+        self.news.set()
+
+    def finish(self) -> bool:
+        self.soon()
+        wanted, deadline = self.asked, time.monotonic() + LIMIT
+        while self.sent < wanted and time.monotonic() < deadline and not self.lease.lost:
+            time.sleep(MOMENT)
+            advance()
+        return self.sent >= wanted
+
+    def live(self) -> None:
+        pause = PAUSES[0]
+        while not self.lease.leaving.is_set():
+            self.news.wait(pause if self.failing else None)
+            self.news.clear()
+            asked = self.asked
+            try:
+                self.bring()
+            except Lost as error:
+                self.warn(f"{error}: nothing more is sent there")
+                return
+            except (OSError, ValueError) as error:
+                self.tell(error)
+                self.there, pause = None, min(2 * pause, PAUSES[1])
+                continue
+            if self.failing:
+                self.warn(f"{self.bucket} answers again, and has received everything")
+            self.sent, self.failing, pause = asked, False, PAUSES[0]
+
+    def tell(self, error: Exception) -> None:
+        if not self.failing:
+            self.warn(f"the run could not be sent to {self.bucket}, it is tried again: {error}")
+        self.failing = True
+
+    def bring(self) -> None:
+        """The bucket to what the folder says."""
+        if not self.lease.held:
+            self.lease.take()
+        self.lease.confirm()
+        if self.there is None:
+            self.there = copies.manifests(self.bucket, self.bucket.listed())
+        self.send_file(self.run.config_file)
+        try:
+            self.send_newest(self.there)
+        finally:
+            self.sending = None
+        for path in self.run.travelling:
+            self.send_file(path)
+        for aside in self.run.variations:
+            for path in aside.files:
+                self.send_file(path)
+
+    def send_newest(self, there: dict[int, bytes]) -> None:
+        """The newest checkpoint, if it is not there; those that the run has passed meanwhile are not worth it."""
+        saved = checkpoint.saved(self.run.checkpoints)
+        if not saved:
+            return
+        self.sending = saved[-1]
+        step, text = checkpoint.step_of(saved[-1]), (saved[-1] / MANIFEST).read_bytes()
+        if there.get(step) == text:
+            return
+        found = checkpoint.read(saved[-1])
+        there.pop(step, None)
+        self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])
+        for name, (_, sha256) in found.files.items():
+            self.bucket.send(found.path / name, f"{folder_of(step)}/{name}", sha256)
+        self.lease.confirm()
+        self.bucket.write(f"{folder_of(step)}/{MANIFEST}", text)
+        there[step] = text
+        self.thin_out(there, step)
+
+    def thin_out(self, there: dict[int, bytes], last: int) -> None:
+        """As on the disk: the newest stay, and one from before the loss rose. What has no manifest goes, too."""
+        losses = {step: copies.loss_in(text) for step, text in there.items()}
+        for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
+            del there[step]
+        names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
+        self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # they go first
+
+    def send_file(self, path: Path) -> None:
+        """If it has changed since it was sent. What is no longer on the disk was set aside."""
+        name = name_of(path.relative_to(self.run.directory))
+        try:
+            about = path.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            if self.marks.get(name) != ():
+                self.bucket.remove([name])
+                self.marks[name] = ()
+            return
+        mark = (about.st_mtime_ns, about.st_size, about.st_ino)
+        if self.marks.get(name) == mark or not stat.S_ISREG(about.st_mode):
+            return
+        if about.st_size > AT_ONCE:
+            self.bucket.send(path, name, checkpoint.digest(path))
+        else:  # it may grow meanwhile
+            self.bucket.write(name, read_plain(path, 2 * AT_ONCE))
+        self.marks[name] = mark
