@@ -242,12 +242,15 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
 
 def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:
     """ValueError if so many ranks cannot divide the discriminator."""
+    assert method.counterpart is not None
     pairs = math.comb(len(method.compared(num_members)), 2)
     compared = min(pairs, config.redundancy.budget or pairs)
     with torch.device("meta"):
         divisible = build_counterpart(config, method, num_members, num_classes=2).divisible
     if not divisible:
-        raise ValueError(f"method={method.name} has a counterpart that one rank holds: write redundancy.ranks=1")
+        raise ValueError(
+            f"method={method.name} has a {method.counterpart.part} that one rank holds: write redundancy.ranks=1"
+        )
     if num_shares > compared:
         raise ValueError(
             f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of "

@@ -7,9 +7,9 @@ One step, with the discriminator w on a rank of its own (a member beside w sends
     ...                       gather                          scatter              ...
 
 If several ranks divide w (redundancy.ranks), every one gathers all features and answers for its own pairs; a member
-adds the answers up. In each of their learning steps they sum the gradients of w. A fusion in the place of w reads maps
-and logits, and answers its logits beside the gradients of the maps.
+adds the answers up. In each of their learning steps they sum the gradients of w.
 
+A fusion in the place of w reads maps and logits, and answers its logits beside the gradients of the maps.
 Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
 host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
 and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the

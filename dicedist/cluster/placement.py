@@ -28,7 +28,7 @@ REPORTER = 0  # the rank that keeps the records, prints the output, and receives
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminators: tuple[int, ...] = ()  # the ranks that hold w, or what the method has in its place; the first saves
+    discriminators: tuple[int, ...] = ()  # the ranks that hold w, or what stands for it; the first of them saves it
     called: str = "discriminator"
 
     @property
@@ -83,8 +83,10 @@ def place(
     ranks_of_w: int | str = 1,
     called: str = "discriminator",
 ) -> Placement:
-    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks. called: what the method has
-    for a discriminator."""
+    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks.
+
+    called: what the method has for a discriminator.
+    """
     node_of = node_of or [0] * world_size
     own = own_ranks(needs_discriminator, ranks_of_w)
     fitting = max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE

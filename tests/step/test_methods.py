@@ -254,7 +254,7 @@ def test_misfits_are_one_line(options, size, ranks, line):
     [
         ((), 4, "4 ranks cannot divide 3 pairs of members: write redundancy.ranks=3"),
         (("redundancy.max_pairs=2",), 3, "3 ranks cannot divide 2 pairs of members: write redundancy.ranks=2"),
-        (("method=dibs",), 2, "method=dibs has a counterpart that one rank holds: write redundancy.ranks=1"),
+        (("method=dibs",), 2, "method=dibs has a discriminator that one rank holds: write redundancy.ranks=1"),
     ],
 )
 def test_a_discriminator_that_cannot_be_divided(options, shares, line):

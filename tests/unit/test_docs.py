@@ -101,6 +101,7 @@ def started(monkeypatch):
     job = SimpleNamespace(name="a cell", config=None, result=None)  # a table has hundreds of configs
     monkeypatch.setattr(paper, "job_of", lambda cell, seed, overrides: composed_once(overrides) or job)
     monkeypatch.setattr(paper, "ranks_for", lambda config: 1)
+    monkeypatch.setattr(paper, "forecast", lambda jobs: "hours")
 
 
 @cache
