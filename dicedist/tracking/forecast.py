@@ -28,7 +28,7 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     """All ranks call. Counts the steps, validation after epochs, and the final evaluation."""
     per_step, per_image = Rehearsal(config, world, step, source).seconds()
     steps_per_epoch = num_batches(len(source.train), config.batch_size)
-    validations = steps_left // (steps_per_epoch * config.evaluate.every_epochs) + 1
+    validations = math.ceil(steps_left / (steps_per_epoch * config.evaluate.every_epochs))  # the last step has one too
     held_out = len(source.val) or len(source.test)
     images = validations * len(source.val) + len(source.test) + (held_out if step.method.estimator else 0)
     # The estimate of redundancy compares pairs as one learning step does, without its backward pass.
