@@ -29,7 +29,7 @@ def seconds_to_go(config: Config, world: World, step: Step, source: Source, step
     """All ranks call. Counts the steps, validation after epochs, and the final evaluation."""
     per_step, per_image = Rehearsal(config, world, step, source).seconds()
     steps_per_epoch = num_batches(len(source.train), config.batch_size)
-    validations = steps_left // (steps_per_epoch * config.evaluate.every_epochs) + 1
+    validations = math.ceil(steps_left / (steps_per_epoch * config.evaluate.every_epochs))  # the last step has one too
     held_out = len(source.val) or len(source.test)
     watched = min(config.evaluate.train_images, len(source.train)) if len(source.val) else 0
     images = validations * (len(source.val) + watched) + len(source.test) + (held_out if step.method.estimator else 0)

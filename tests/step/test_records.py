@@ -22,9 +22,11 @@ from dicedist.data import sources
 from dicedist.data.sources import some_of_each
 from dicedist.evaluation import redundancy
 from dicedist.evaluation.readings import read
+from dicedist.evaluation.redundancy import DRAWS
 from dicedist.reporting import adversary, dynamics
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
+from dicedist.tracking.forecast import Rehearsal, seconds_to_go
 from tests.support.tiny import CPU, build, records_of, train
 
 
@@ -57,6 +59,18 @@ def test_a_method_records_the_schedules_that_it_follows(tmp_path):
     train(tmp_path, "method=ind", "max_steps=4")
     names = {name for record in records_of(tmp_path / "tiny") for name in record if name.startswith("schedule/")}
     assert names == {"schedule/learning_rate"}
+
+
+@pytest.mark.parametrize(("method", "estimates"), [("dice", DRAWS * 200 / 16 / 4 / 2), ("ind", 0)])
+def test_the_forecast_counts_validation_evaluation_and_the_estimate_of_redundancy(
+    tmp_path, monkeypatch, method, estimates
+):
+    """12 steps with validation after 6 and 12; 200 images held out, 2,000 of the test, and w's held-out images."""
+    monkeypatch.setattr(Rehearsal, "seconds", lambda rehearsal: (1.0, 0.01))
+    trainer = build(tmp_path, f"method={method}")
+    found = seconds_to_go(trainer.config, trainer.world, trainer.step, trainer.source, trainer.total_steps)
+    images = 2 * 200 + 2000 + (200 if method == "dice" else 0)
+    assert found == pytest.approx(12 + estimates + 0.01 * images, abs=0.001)
 
 
 def test_a_trace_names_the_spans_of_a_step(tmp_path):

@@ -93,6 +93,15 @@ def test_mixed_folder_with_corrupt_files(root, data_config, caplog, capfd, backe
     assert torch.allclose(pixels.std(0, correction=0), torch.tensor(source.std).double())
 
 
+def test_many_broken_files_are_counted(root, data_config, caplog):
+    for number in range(21):
+        (root / "train" / "apple" / f"broken {number:02}.jpg").write_bytes(b"no image")
+    load(data_config("folder", root=str(root), pipeline="torch"))
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "left out train/apple/broken 00.jpg: cannot identify image file"
+    assert len(told) == 21 and told[-1] == "left out 1 image more that cannot be decoded"
+
+
 def test_dali_says_nothing_of_a_damaged_file_even_while_batches_wait(tmp_path, capfd):
     """libjpeg prints past Python as soon as it decodes, which ahead of time would be while nobody listens."""
     dali = pytest.importorskip("dicedist.data.dali")
