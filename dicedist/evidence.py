@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dicedist.cluster.process import command
 from dicedist.config.compose import CONF
+from dicedist.config.extras import require
 from dicedist.config.options import Parser
 from dicedist.console.lines import say
 
@@ -24,6 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.list or options.protocol is None:
         say("\n".join(sorted(path.stem for path in (CONF / "evidence").glob("*.yaml"))))
         return
+    require("search", "dicedist evidence")
     from dicedist.studies.evidence import Evidence  # not above: torch takes seconds, which help need not
     from dicedist.studies.findings import write_findings
     from dicedist.studies.protocol import read_protocol

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 PACKAGES = {  # extra -> the modules that it brings
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "search": ("optuna",),
 }
 
 

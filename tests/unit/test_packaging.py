@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dicedist import mirror, train
+from dicedist import evidence, mirror, train
 from dicedist.config.extras import PACKAGES
 from tests.support import CHECKOUT as ROOT
 
@@ -67,6 +67,7 @@ def test_extras_are_what_the_code_asks_for() -> None:
             lambda: train.run(["data=shapes"]),
             r"tracking=mlflow needs mlflow: pip install 'dicedist\[mlflow\]', or write",
         ),
+        (lambda: evidence.run(["digits"]), r"dicedist evidence needs optuna: pip install 'dicedist\[search\]'"),
         (lambda: mirror.run(["runs/NAME"]), r"dicedist mirror needs mlflow: pip install 'dicedist\[mlflow\]'"),
     ],
 )

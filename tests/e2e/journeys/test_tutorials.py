@@ -35,6 +35,7 @@ def test_every_tutorial_is_walked_here():
     assert {path.name for path in TUTORIALS.glob("*.md")} == {"compare.md", "photos.md", "serve.md", "spot.md"}
 
 
+@pytest.mark.timeout(2400)  # four estimators of redundancy are trained
 def test_compare(tmp_path):
     told = Shell(tmp_path).run(script_of(TUTORIALS / "compare.md", {"experiment=digits": "experiment=digits epochs=4"}))
     assert "9 runs in runs/compare, 1 process each" in told
