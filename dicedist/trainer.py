@@ -115,14 +115,7 @@ class Trainer:
             config, placement, world, source.num_classes, self.steps_per_epoch, class_counts=counts
         )
         self.hosted, self.step.teacher = self.step.hosted, self.teacher
-        self.trajectories = Trajectories(
-            trajectories.build(config.trajectory),
-            self.hosted,
-            Clock(self.step.schedules.pace, self.steps_per_epoch),
-            self.total_steps,
-            Surroundings(len(source.train), config.optimizer.weight_decay),
-            config.seed,
-        )
+        self.trajectories = self.build_trajectories()
         self.step.encoders |= self.trajectories.encoders
         self.sees_folder = True  # whether this rank's folder of the run is that of rank 0
         of_replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
@@ -154,6 +147,17 @@ class Trainer:
             world.transfer,
             self.sees_folder,
             self.uploads,
+        )
+
+    def build_trajectories(self) -> Trajectories:
+        config = self.config
+        return Trajectories(
+            trajectories.build(config.trajectory),
+            self.hosted,
+            Clock(self.step.schedules.pace, self.steps_per_epoch),
+            self.total_steps,
+            Surroundings(len(self.source.train), config.optimizer.weight_decay),
+            config.seed,
         )
 
     def load_teacher(self, has_members: bool) -> Teacher | None:

@@ -34,5 +34,5 @@ class Companion(nn.Module):
         raise NotImplementedError
 
     def rate(self, now: Moment) -> float:
-        """Of both optimisers."""
+        """The learning rate of both optimisers."""
         raise NotImplementedError

@@ -150,7 +150,7 @@ def refuse_temperature(temperature: float) -> None:
 
 
 def refuse_unfit(means: Tensor, scales: Tensor, priors: Tensor, rows: tuple[int, int], beta: float) -> None:
-    """Of a bottleneck. rows: members, and the means that the prior of each has."""
+    """Checks the tensors of a bottleneck. rows: members, and the means that the prior of each has."""
     if scales.shape != means.shape:
         raise ValueError(f"scales have shape {list(scales.shape)}, and means {list(means.shape)}")
     if tuple(priors.shape) != (*rows, means.shape[-1]):

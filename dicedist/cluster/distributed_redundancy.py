@@ -127,7 +127,7 @@ class DistributedRedundancy(nn.Module):
     def fields(
         self, number: int, means: Mapping[int, Tensor], scales: Mapping[int, Tensor] | None, batch: int
     ) -> dict[str, Tensor]:
-        """Of one member, refused here where they are wrong: another rank would only find its message too short."""
+        """A member's fields, refused here where they are wrong: another rank would only find its message too short."""
         sent: dict[str, Tensor] = {}
         for name, given in (("mean", means), ("scale", scales)):
             if name not in self.exchange.features:

@@ -19,7 +19,7 @@ def words_of(config: Config, groups: Sequence[str], behind: Sequence[str]) -> li
 
 
 def word(key: str, value: Any) -> str:
-    """As a user would write it, and `literal` reads it."""
+    """The value as a user would write it, and as `literal` reads it."""
     if not isinstance(value, str):
         return f"{key}={json.dumps(value)}"
     return f"{key}={value}" if PLAIN.fullmatch(value) and value not in SPECIAL else f"{key}='{value}'"

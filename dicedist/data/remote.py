@@ -105,7 +105,7 @@ def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
 
 
 def state_in(info: Mapping[str, Any]) -> list[Any]:
-    """Of what fsspec says of a file: its size, and what changes when it is replaced."""
+    """What counts of what fsspec says of a file: its size, and what changes when it is replaced."""
     return [int(info["size"] or 0), str(info.get("ETag") or info.get("LastModified") or info.get("mtime") or "")]
 
 

@@ -31,7 +31,6 @@ class Prediction:
                                the entropy of their mean probabilities less the mean of their entropies
     member_labels   [N, M]     what each member by itself would say
     ood_score       [N]        low for inputs unlike those of the training
-    paths           N names    of the files, if all inputs were files, else None
 
     Where the ensemble was calibrated on held-out images, else None:
     label_set       [N, K]     whether a class belongs to the set that holds the true one with probability 1 - alpha
@@ -83,7 +82,7 @@ class Prediction:
         paths: list[str] | None = None,
         left_out: Mapping[str, str] | None = None,
     ) -> "Prediction":
-        """From what the ensemble's forward answered for each batch."""
+        """Joins what the ensemble's forward answered for each batch."""
         joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
         labels, member_logits = joined.pop("label"), joined.pop("member_logits").transpose(0, 1)
         return cls(about, labels, member_logits=member_logits, **joined, paths=paths, left_out=left_out or {})

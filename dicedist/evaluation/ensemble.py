@@ -302,7 +302,7 @@ class Ensemble(nn.Module):
 
 
 def fused_classifier(about: About) -> tuple[nn.Module | None, str | None]:
-    """With weights of no meaning, and the field that it reads of every member."""
+    """The classifier with weights of no meaning, and the field that it reads of every member."""
     if about.fusion is None:
         return None, None
     of_members = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]

@@ -80,7 +80,7 @@ def load_fusion(config: Config, method: Method, of_members: Sequence[Sizes], fou
 
 
 def fusion_weights(config: Config, method: Method, found: Checkpoint) -> dict[str, Tensor]:
-    """By their names in the classifier."""
+    """The fused classifier's weights, by their names in it."""
     assert method.fusing is not None
     part, name = method.fusing.fused_by
     kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS

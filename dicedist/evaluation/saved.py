@@ -20,10 +20,11 @@ from dicedist.config.schema import AVERAGES, CalibrationConfig, Config, Evaluate
 from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
-from dicedist.data.shift import open_shift, refuse_severities
+from dicedist.data.shift import Shift, open_shift, refuse_severities
 from dicedist.data.sources import Source
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.evaluator import Evaluator, measured
+from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.members import chosen_members, members_or_student
 from dicedist.evaluation.redundancy import load_discriminator
@@ -61,6 +62,10 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             config, method, mine, False, config.num_members, source.num_classes, world.device, samples=True
         )
         checkpoint.restore(found, hosted.parts)
+        own = found if world.reports else None
+        fusing = fusing_of(
+            config, method, members, placement.host_of, world.control, source.num_classes, world.device, own
+        )
         evaluator = Evaluator(
             hosted.averaged if config.uses_average else hosted,
             members,
@@ -74,16 +79,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             method.student(size),
             request.estimator == "fresh",
             Progress if world.reports else silent,
-            fusing_of(
-                config,
-                method,
-                members,
-                placement.host_of,
-                world.control,
-                source.num_classes,
-                world.device,
-                found if world.reports else None,
-            ),
+            fusing,
         )
         settings = replace(
             config.evaluate,
@@ -92,13 +88,17 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
         )
         findings = evaluator.evaluate(settings, OodConfig(ood.measured, ood.groups), targets, config.data.root)
         if shift is not None:
-            calibrated = findings.result.get("calibration") if findings else None
-            temperature = calibrated["temperature"] if calibrated else None
-            shifted = measure_shift(evaluator, shift, settings.average, temperature)
-            if findings is not None:
-                findings.result["shift"] = {str(request.shift): shifted}
+            add_shift(findings, str(request.shift), evaluator, shift, settings.average)
     results = results_for(run, request, members, settings, config)
     return results, None if findings is None else findings.save(results, dropped=ood.left_out)
+
+
+def add_shift(findings: Findings | None, name: str, evaluator: Evaluator, shift: Shift, average: str) -> None:
+    """All ranks call this; the reporter, which has the findings, adds what was measured on shifted images."""
+    calibrated = findings.result.get("calibration") if findings else None
+    shifted = measure_shift(evaluator, shift, average, calibrated["temperature"] if calibrated else None)
+    if findings is not None:
+        findings.result["shift"] = {name: shifted}
 
 
 def normalised_as_trained(source: sources.Source, found: checkpoint.Checkpoint) -> sources.Source:

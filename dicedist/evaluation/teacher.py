@@ -35,7 +35,7 @@ class Teacher(nn.Module):
 
     @classmethod
     def of(cls, config: Config, source: Source, device: torch.device) -> "Teacher":
-        """Of the run that the config names; the code of a network of one's own runs only if the config trusts it."""
+        """The run that the config names; the code of an own network runs only if the config trusts it."""
         assert config.teacher.run is not None
         ensemble = load_ensemble(config.teacher.run, trusted=config.teacher.trusted, tell=lambda text: None)
         return cls(ensemble, source, config.teacher.run).to(device).to(memory_format=torch.channels_last)

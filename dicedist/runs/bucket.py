@@ -90,7 +90,7 @@ class Bucket:
         return sha256.hexdigest()
 
     def write(self, name: str, content: bytes) -> None:
-        """Under another name first: what was there before stays until what replaces it has arrived whole."""
+        """Writes under another name first: what was there before stays until what replaces it has arrived whole."""
         draft = f"{name}.partial"
         self.put(draft, content)
         self.compare(draft, hashlib.sha256(content).hexdigest())

@@ -95,7 +95,7 @@ def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: in
 
 
 def manifests(bucket: Bucket, there: Collection[str]) -> dict[int, bytes]:
-    """Of the checkpoints that the bucket has, by step."""
+    """The manifests of the checkpoints that the bucket has, by step."""
     steps = {step for name in there if (step := step_in(name)) is not None and name.endswith(f"/{MANIFEST}")}
     found = {step: bucket.read(f"{folder_of(step)}/{MANIFEST}", MANIFEST_LIMIT) for step in steps}
     return {step: text for step, text in found.items() if text is not None}
@@ -127,7 +127,7 @@ def described(origin: Bucket, step: int, text: bytes) -> checkpoint.Checkpoint:
 
 
 def loss_in(text: bytes) -> float | None:
-    """Of a manifest."""
+    """The loss that a manifest tells."""
     try:
         return json.loads(text)["about"]["loss"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -32,7 +32,7 @@ AT_ONCE = 2**26  # bytes of a file that are held in memory
 
 
 class NoUploads:
-    """Of a run that is kept on the disk alone, and of every rank but the reporter: all calls do nothing."""
+    """For a run that is kept on the disk alone, and for every rank but the reporter: all calls do nothing."""
 
     sending: Path | None = None  # the checkpoint that is being sent, which must not be removed
 
@@ -175,7 +175,7 @@ class Uploads(NoUploads):
         self.thin_out(there, step)
 
     def thin_out(self, there: dict[int, bytes], last: int) -> None:
-        """As on the disk: the newest stay, and one from before the loss rose. What has no manifest goes, too."""
+        """Removes as on the disk: the newest stay, and one from before the loss rose. What has no manifest goes, too."""
         losses = {step: copies.loss_in(text) for step, text in there.items()}
         for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
             del there[step]

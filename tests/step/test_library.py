@@ -99,26 +99,6 @@ def test_every_kind_of_input_is_the_same_images(ensemble, pixels, tmp_path):
         assert_same(ensemble.predict(one), ensemble.predict(pixels[:1]))
 
 
-def test_a_broken_file_of_a_folder_is_left_out_and_of_a_list_refused(ensemble, pixels, tmp_path, capsys):
-    for n, image in enumerate(pixels[:3]):
-        Image.fromarray(image).save(tmp_path / f"{n}.png")
-    (tmp_path / "0a.jpg").write_bytes(b"no image")
-    (tmp_path / "1a.jpg").write_bytes(b"")
-    for batch_size in (1, 2, 9):
-        found = ensemble.predict(tmp_path, batch_size)
-        assert_same(found, ensemble.predict(pixels[:3]))
-        assert found.paths == [row["path"] for row in found.rows()] == [str(tmp_path / f"{n}.png") for n in range(3)]
-        told = capsys.readouterr().err.splitlines()
-        assert len(told) == 2 and f"left out {tmp_path / '0a.jpg'}: cannot identify image file" in told[0]
-    assert ensemble.predict(pixels[:3]).paths is None
-    with pytest.raises(ValueError, match="0a.jpg: cannot identify image file"):
-        ensemble.predict([tmp_path / "0.png", tmp_path / "0a.jpg"])
-    for n in range(3):
-        (tmp_path / f"{n}.png").unlink()
-    with pytest.raises(ValueError, match="none of the images in the folder can be decoded"):
-        ensemble.predict(tmp_path)
-
-
 def test_other_sizes_are_scaled_as_files_are(ensemble, tmp_path):
     image = np.random.default_rng(1).integers(256, size=(50, 70, 3), dtype=np.uint8)
     Image.fromarray(image).save(tmp_path / "wide.png")

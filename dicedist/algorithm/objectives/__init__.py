@@ -237,7 +237,7 @@ class Method:
         return nn.ModuleDict(modules) if modules else None
 
     def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
-        """Of the first term that has one."""
+        """The companion of the first term that has one."""
         return next((found for term in self.terms if (found := term.companion(member, sizes)) is not None), None)
 
     def fields(self, view: View) -> Fields:
