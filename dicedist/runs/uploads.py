@@ -175,7 +175,7 @@ class Uploads(NoUploads):
         self.thin_out(there, step)
 
     def thin_out(self, there: dict[int, bytes], last: int) -> None:
-        """Removes as on the disk: the newest stay, and one from before the loss rose. What has no manifest goes, too."""
+        """Removes as on the disk: the newest stay, and one from before the loss rose. What has no manifest goes too."""
         losses = {step: copies.loss_in(text) for step, text in there.items()}
         for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
             del there[step]
