@@ -274,8 +274,7 @@ def one_asked_to_stop(folder):
     """SIGTERM to one launcher of two: both end with 75 within seconds, and the next start continues."""
     with nodes(2) as (first, second):
         run = Elastic(folder, "2:2")
-        for number, (asked, rest) in enumerate([(0, 1), (1, 0)]):
-            run.options[3] = f"--rdzv-id=stopped{number}"
+        for asked, rest in [(0, 1), (1, 0)]:
             processes = [run.start(first), run.start(second)]
             run.wait_for_checkpoint(processes[0], after=max(steps_saved(folder / "runs" / "tiny"), default=0))
             began = time.monotonic()
@@ -283,7 +282,6 @@ def one_asked_to_stop(folder):
             codes = finish([processes[asked], processes[rest]])
             print(f"    ended with {codes} after {time.monotonic() - began:.0f} s")
             assert codes == [75, 75] and time.monotonic() - began < 60
-        run.options[3] = "--rdzv-id=goes-on"
         assert finish([run.start(first), run.start(second)]) == [0, 0]
     alone(folder / "alone", 4, "ensemble.size=3")
     assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)

@@ -9,6 +9,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 import argparse
 import contextlib
 import logging
+import pickle
 import signal
 import socket
 import sys
@@ -37,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api as launcher_api
@@ -48,6 +49,7 @@ from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
 GOODBYE = 5  # seconds that a stopped launcher waits for those of other nodes
+SILENCE = 10.0  # seconds, twice those between two signs of life of a launcher
 DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # they are handled here
 
 
@@ -72,6 +74,7 @@ def meet_anew(parameters: RendezvousParameters) -> RendezvousHandler:
     others go on to look for it there.
     """
     backend, store = create_backend(parameters)
+    reopen(backend)
     handler = create_handler(store, backend, parameters)
     handler._backend_name = parameters.backend
     join = handler.next_rendezvous
@@ -84,6 +87,20 @@ def meet_anew(parameters: RendezvousParameters) -> RendezvousHandler:
 
     handler.next_rendezvous = join_anew  # type: ignore[method-assign]
     return handler
+
+
+def reopen(backend: C10dRendezvousBackend) -> None:
+    """A store outside the nodes remembers for ever that a run of this name has ended, which this launcher continues.
+
+    Launchers of the earlier start may still be ending: what they share must have stood still for a while.
+    """
+    seen, since = None, time.monotonic()
+    while (found := backend.get_state()) is not None and pickle.loads(found[0]).closed:
+        if found[1] != seen:
+            seen, since = found[1], time.monotonic()
+        elif time.monotonic() - since > SILENCE:
+            backend._call_store("compare_set", backend._key, found[1].decode(), backend._NULL_SENTINEL)
+        time.sleep(1)
 
 
 class Agent(LocalElasticAgent):
@@ -198,7 +215,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
     """Why the nodes did not meet, or lost each other."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     if isinstance(error, RendezvousClosedError):
-        return f"the run of --rdzv-id={options.rdzv_id} at {where} has ended: to go on with it, write another --rdzv-id"
+        return f"a launcher of another node has ended this run (--rdzv-id={options.rdzv_id} at {where})"
     if isinstance(error, RendezvousTimeoutError):
         return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
     reason = str(error.__cause__ or error).splitlines()[0]
