@@ -2,7 +2,7 @@
 
 Examples:
     python -m dicedist.clean                            what there is
-    python -m dicedist.clean --yes data                 images that were made ready from files
+    python -m dicedist.clean --yes data                 images made ready from files, runs copied from a bucket
     python -m dicedist.clean --yes checkpoints runs/    checkpoints behind the newest intact one of each run
 """
 

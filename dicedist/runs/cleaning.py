@@ -1,4 +1,4 @@
-"""What may be removed: images that were made ready, which can be made again, and checkpoints behind the newest one."""
+"""What may be removed: prepared images and copies of runs, which can be made again, checkpoints of earlier steps."""
 
 import shutil
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ class Removable:
 def find_removable(runs: Path) -> list[Removable]:
     prepared = [path for path in sorted((home() / "prepared").glob("*")) if path.is_dir()]
     found = [Removable("data", path, "made again from its files when it is needed") for path in prepared]
+    copies = [path for path in sorted((home() / "runs").glob("*")) if path.is_dir()]
+    found += [Removable("data", path, "a run of a bucket, copied again when it is needed") for path in copies]
     for run in Run.all_in(runs, below="**"):
         newest = run.newest_checkpoint()
         older = [path for path in checkpoint.saved(run.checkpoints) if newest is not None and path != newest.path]

@@ -41,12 +41,12 @@ def copy_of(bucket: Bucket) -> Path:
     digest = hashlib.sha256(bucket.url.encode()).hexdigest()[:16]
     folder = home() / "runs" / digest / bucket.path.rpartition("/")[2]
     with alone(folder):
-        state = folder / STATE
+        state, run = folder / STATE, Run(folder)
         known = json.loads(state.read_text()) if state.is_file() else {}
         for name in names_of(known):
             if name not in there:  # the run went on, and what was found before is set aside
-                (folder / name).unlink(missing_ok=True)
-        bring_files(bucket, Run(folder), {name: there[name] for name in there if known.get(name) != there[name]})
+                run.named(name).unlink(missing_ok=True)
+        bring_files(bucket, run, {name: there[name] for name in there if known.get(name) != there[name]})
         state.write_text(json.dumps(there))
     return folder
 
@@ -62,7 +62,7 @@ def alone(folder: Path) -> Iterator[None]:
 def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
     """In place of those that the folder has."""
     for name in names_of(there):
-        size, target = there[name][0], run.directory / name
+        size, target = there[name][0], run.named(name)
         if size > LARGEST:
             raise ValueError(f"{bucket}/{name} has {size:,} bytes, more than the {LARGEST:,} that it may have")
         target.parent.mkdir(parents=True, exist_ok=True)

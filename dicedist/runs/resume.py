@@ -71,11 +71,13 @@ def find(
         reason = f"{run} has no intact checkpoint{checkpoint.what_is_wrong(run.checkpoints)}"
         must = config.resume == "must"
         raise ValueError(f"resume=must, but {reason}" if must else f"{reason}; choose another run.name")
+    if found is None and attempt() > 0 and not run.launch_file.exists():
+        warn(f"{run} is not here, though this launch has begun it: share run.dir between nodes, or set run.remote")
     config.network.sha256 = digests() if found is None else run.config().network.sha256
     if begun:
         refuse_another_teacher(run, config)
-        refuse_another(run, config, found)
-        if (before := run.config().run.remote) and not config.run.remote:
+        before = refuse_another(run, config, found).run.remote
+        if before and not config.run.remote:
             warn(f"{run} was also kept in {before}, and is not now: add run.remote={before}")
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
@@ -158,8 +160,9 @@ def refuse_another_teacher(run: Run, config: Config) -> None:
         )
 
 
-def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
-    """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded."""
+def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> Config:
+    """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded. Returns the
+    config of the start before."""
     saved = run.config()
     allowed = refuse_changes(saved, config, str(run))
     moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
@@ -175,6 +178,7 @@ def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> None:
         line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
         with open_own(run.changes_file, "a") as file:
             file.write(line + "\n")
+    return saved
 
 
 def refuse_changes(saved: Config, config: Config, where: str) -> list[str]:

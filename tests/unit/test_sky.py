@@ -16,7 +16,7 @@ TASK = yaml.safe_load((CHECKOUT / "launch" / "sky.yaml").read_text())
 
 
 def test_sky_pilots_own_schema():
-    """Its package is 70 MB with what it needs, and no part of the dev extra: pip install skypilot."""
+    """Its package brings hundreds of MB, so it is no part of the dev extra."""
     schemas = pytest.importorskip("sky.utils.schemas", reason="pip install skypilot")
     import jsonschema
 
