@@ -60,9 +60,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
-    """In place of those that the folder has."""
+    """Copies the run's files in place of those that the folder has."""
     for name in names_of(there):
-        size, target = there[name][0], run.named(name)
+        size, target = there[name][0], run.place_of(name)
         if size > LARGEST:
             raise ValueError(f"{bucket}/{name} has {size:,} bytes, more than the {LARGEST:,} that it may have")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,10 @@ class Run(Results):
     def name(self) -> str:
         return self.directory.resolve().name
 
+    def place_of(self, name: str) -> Path:
+        """Where a file lies whose name is that of a copy elsewhere, relative to the folder."""
+        return self.directory / name
+
     @property
     def config_file(self) -> Path:
         return self.directory / CONFIG
