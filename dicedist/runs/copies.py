@@ -45,7 +45,7 @@ def copy_of(bucket: Bucket) -> Path:
         known = json.loads(state.read_text()) if state.is_file() else {}
         for name in names_of(known):
             if name not in there:  # the run went on, and what was found before is set aside
-                run.named(name).unlink(missing_ok=True)
+                run.place_of(name).unlink(missing_ok=True)
         bring_files(bucket, run, {name: there[name] for name in there if known.get(name) != there[name]})
         state.write_text(json.dumps(there))
     return folder
