@@ -196,10 +196,6 @@ class Run(Results):
             self.system_file, self.mirror_file, *self.files,
         ]  # fmt: skip
 
-    def named(self, name: str) -> Path:
-        """The file that a bucket has under this name."""
-        return self.directory / name
-
     @property
     def variations(self) -> list[Results]:
         return [Results(path) for path in sorted(self.variation("").directory.glob("*")) if path.is_dir()]
