@@ -1,9 +1,9 @@
 """Train one network on what the ensemble of a run predicts: the cheap model for serving.
 
 Examples:
-    dicedist distill run=runs/NAME network=resnet8                       one network learns the mean probabilities
-    dicedist distill run=runs/NAME network=resnet20 target=members       a trunk with one branch for each member
-    dicedist distill run=runs/NAME network=resnet20 epochs=100 method.terms.distill.labels=0.1 --nproc 2
+    python -m dicedist.distill run=runs/NAME network=resnet8                     one network learns the mean probabilities
+    python -m dicedist.distill run=runs/NAME network=resnet20 target=members     a trunk with one branch for each member
+    python -m dicedist.distill run=runs/NAME network=resnet20 epochs=100 method.terms.distill.labels=0.1 --nproc 2
 
 It is a training: every other word is a key of `dicedist train`, and the same command continues it. Data, epochs, batch
 size, loss and optimiser are those of the teacher's run unless they are given; a recipe= or experiment= stands for all

@@ -1,7 +1,7 @@
 """Where the nodes of a run meet, outside of them: any node may then be lost and replaced, the first one too.
 
 Examples:
-    dicedist store 10.0.0.5:29400                on a machine that stays, at its address in the nodes' private network
+    python -m dicedist.store 10.0.0.5:29400      on a machine that stays, at its address in the nodes' private network
     python -m dicedist.launch --nnodes=2:4 --nproc_per_node=8 --max-restarts=100 --rdzv-backend=c10d \\
         --rdzv-endpoint=10.0.0.5:29400 --rdzv-id=NAME -m dicedist.train ...                      on each node
 

@@ -124,6 +124,7 @@ class Trainer:
         )
         self.ledger = Ledger()
         self.run = Run.of(config)
+        self.uploads.begin()
         if config.redundancy.max_pairs == "auto":
             self.choose_pairs()
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
@@ -184,7 +185,6 @@ class Trainer:
         found, note = None, {}
         pretrained = Pretrained(self.config)
         if self.world.reports:
-            self.uploads.begin()
             found = resume.find(self.run, self.config, self.source.data_digest, warn, pretrained.digests)
             if found:
                 resume.mend_records(self.run, found, warn)

@@ -197,8 +197,10 @@ def refuse_foreign(saved: Config, config: Config, where: str, begun: bool) -> No
     """Before anything of a run is copied from a bucket to the disk or back: it must be this run."""
     if begun and config.resume == "never" and not restarted(Run.of(config)):
         raise ValueError(f"{where} holds a run already: choose another run.name, or leave out resume=never")
-    weights = replace(config.network, sha256=saved.network.sha256)  # which `find` compares
-    refuse_changes(saved, replace(config, network=weights), where)
+    network = replace(config.network, sha256=saved.network.sha256)  # which `find` compares
+    pairs = saved.redundancy.max_pairs if config.redundancy.max_pairs == "auto" else config.redundancy.max_pairs
+    redundancy = replace(config.redundancy, max_pairs=pairs)  # what auto has come to is known by the run
+    refuse_changes(saved, replace(config, network=network, redundancy=redundancy), where)
 
 
 def compared(config: Config) -> dict[str, Any]:

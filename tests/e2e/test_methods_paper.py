@@ -104,7 +104,8 @@ def test_every_method_that_the_paper_summarises_has_a_cell():
 
 def test_every_method_has_a_small_cell():
     cells = {cell.name for cell in paper.find_cells()}
-    assert {f"small/{name}" for name in choices_of("method")} <= cells
+    taught = {"distill"}  # by an ensemble, which no cell has
+    assert {f"small/{name}" for name in choices_of("method") if name not in taught} <= cells
 
 
 def test_a_figure_without_ours_says_what_it_needs():

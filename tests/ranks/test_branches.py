@@ -114,7 +114,7 @@ def test_shared_gradients_are_counted_as_a_ring_moves_them():
     step = build_step(configured(SIZE, "method=ceb", "structure=branch"))
     num_common = sum(parameter.numel() for parameter in step.hosted.common_parameters)
     assert num_common > 0
-    step.exchange.placement = type(step.exchange.placement)(3, ((0,), (1,), (2,)), None)
+    step.exchange.placement = type(step.exchange.placement)(3, ((0,), (1,), (2,)))
     assert step.exchange.bytes_per_step(BATCH, num_common) == {"shared gradients": 4 * 2 * 2 * num_common}
 
 

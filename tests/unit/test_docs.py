@@ -242,7 +242,8 @@ def is_key(groups, key):
 
 def test_the_tables_of_commands_are_complete():
     readme = (CHECKOUT / "README.md").read_text()
-    assert [name for name in COMMANDS if f"| `{name}` |" not in readme and name != "report"] == []
+    named = re.findall(r"\| `(\w+)` \||`dicedist (\w+) ", readme)  # a row of the table, or a sentence
+    assert {*COMMANDS} <= {word for words in named for word in words}
     assert len(readme.splitlines()) <= 130
 
 
