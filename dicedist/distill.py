@@ -1,8 +1,8 @@
 """Train one network on what the ensemble of a run predicts: the cheap model for serving.
 
 Examples:
-    python -m dicedist.distill run=runs/NAME network=resnet8                     one network learns the mean probabilities
-    python -m dicedist.distill run=runs/NAME network=resnet20 target=members     a trunk with one branch for each member
+    python -m dicedist.distill run=runs/NAME network=resnet8                   one network learns the mean probabilities
+    python -m dicedist.distill run=runs/NAME network=resnet20 target=members   a trunk with one branch for each member
     python -m dicedist.distill run=runs/NAME network=resnet20 epochs=100 method.terms.distill.labels=0.1 --nproc 2
 
 It is a training: every other word is a key of `dicedist train`, and the same command continues it. Data, epochs, batch
