@@ -1,5 +1,6 @@
 """Ranks without torchrun: a function run by forked processes that can join one group."""
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -31,6 +32,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 
 
 def work(rank: int, world_size: int, port: int, function: Callable[..., Any], arguments: tuple, results: Any) -> None:
+    gc.freeze()  # garbage of the parent is never collected here: a finaliser might wait for one of its threads
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     try:
