@@ -181,10 +181,10 @@ def hot_steps(monkeypatch):
 @pytest.mark.usefixtures("hot_steps")
 def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path):
     """Loading, validation, checkpoints, the final evaluation and the report too."""
-    assert tiny.build(tmp_path / "cpu").train_and_evaluate()
+    assert tiny.build(tmp_path / "cpu").train_and_evaluate() == []  # nothing is left unsent
     tiny.train(tmp_path / "both", "max_steps=5")
     with PretendGpu() as gpu:
-        assert tiny.build(tmp_path / "both", device=CUDA).train_and_evaluate()
+        assert tiny.build(tmp_path / "both", device=CUDA).train_and_evaluate() == []
         assert gpu.leaked == []
     found, expected = (tiny.tensors_of(tmp_path / device / "tiny") for device in ("both", "cpu"))
     assert found.keys() == expected.keys()
