@@ -46,7 +46,7 @@ def test_script(tmp_path):
     config = compose_config(options.training_script_args)
     assert config.run.remote == TASK["envs"]["REMOTE"]
     ranks = int(options.nnodes) * int(options.nproc_per_node)
-    place(ranks, config.ensemble.size, Method(config.method).adversarial is not None)
+    place(ranks, config.ensemble.size, Method(config.method).counterpart is not None)
 
 
 def test_exit_codes():
