@@ -8,6 +8,7 @@ Examples:
 It holds who is there, a few kB, and ends when it is asked to. It has no password: only the nodes may reach its port.
 """
 
+import os
 from collections.abc import Sequence
 
 from dicedist.cluster.process import command
@@ -20,6 +21,7 @@ def run(arguments: Sequence[str]) -> None:
     host, _, port = arguments[0].rpartition(":") if len(arguments) == 1 else ("", "", "")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("write the address at which nodes reach this machine: dicedist store 10.0.0.5:29400")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by torch: no line for every node without a name
     from dicedist.cluster.meeting import serve  # not above: torch takes seconds, which help and refusals need not
 
     serve(host.strip("[]"), int(port))

@@ -11,7 +11,7 @@ from dicedist.cluster import signals
 from dicedist.cluster.process import Unsent
 from dicedist.config import compose_config
 from dicedist.data.prepared import home
-from dicedist.runs import checkpoint, copies, uploads
+from dicedist.runs import checkpoint, copies, resume, uploads
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
 from dicedist.runs.run import Run
@@ -182,6 +182,13 @@ def test_read_by_its_url(tmp_path, remote, between, fresh_home, monkeypatch, cap
     for url, told in ((f"{remote}/none", "is not a run: it has no config.yaml"), ("s3://none/x", "does not exist")):
         with pytest.raises(ValueError, match=told):
             Run.open(url)
+
+
+def test_pairs_that_were_measured_are_known_by_the_run():
+    saved, asked, other = (compose_config([f"redundancy.max_pairs={pairs}"]) for pairs in (3, "auto", 2))
+    resume.refuse_foreign(saved, asked, "s3://runs/tiny", begun=True)
+    with pytest.raises(ValueError, match=r"redundancy.max_pairs: 3 -> 2"):
+        resume.refuse_foreign(saved, other, "s3://runs/tiny", begun=True)
 
 
 def test_what_a_config_says_decides_nothing(tmp_path, monkeypatch, capfd):

@@ -125,7 +125,9 @@ def bucket_server(set_variable):
     value): of the environment, so that fsspec finds it."""
     import boto3
     from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
 
+    S3FileSystem.clear_instance_cache()  # one that was made before speaks to another server
     server = ThreadedMotoServer(port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
@@ -143,6 +145,7 @@ def bucket_server(set_variable):
     finally:
         between.behave("gone")
         server.stop()
+        S3FileSystem.clear_instance_cache()
 
 
 def harmed(request, manner):
