@@ -23,4 +23,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def text(cell: object) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
+    if not isinstance(cell, float):
+        return printable(str(cell))
+    return f"{cell:,.0f}" if 1e4 <= abs(cell) < 1e9 else f"{cell:.4g}"  # not 2.232e+04
