@@ -7,7 +7,7 @@
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench memory            w with 1000 classes and 2048 features, without and with a copied memory
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
-    python -m dicedist.bench scaling           one device per part, 2 to 10 members (devices emulated)
+    python -m dicedist.bench scaling           one device per part, 4 to 32 members (devices emulated)
     python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
     python -m dicedist.bench methods           the step of each method beside independent training
     python -m dicedist.bench recipes           ResNet-18 at 224 pixels beside a bare loop (on a CPU batch_size=16)

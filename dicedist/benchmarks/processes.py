@@ -6,6 +6,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 
@@ -15,27 +16,35 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    ranks = [
-        context.Process(target=work, args=(rank, world_size, port, function, arguments, results))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    gathered = dict(results.get() for _ in ranks)
-    for process in ranks:
+    answers, processes = [], []
+    for rank in range(world_size):
+        answer, sender = context.Pipe(duplex=False)
+        processes.append(context.Process(target=work, args=(rank, world_size, port, function, arguments, sender)))
+        processes[-1].start()
+        sender.close()  # then the rank has the only copy, and its death ends the wait for its answer
+        answers.append(answer)
+    gathered = [received(answer) for answer in answers]
+    for process in processes:
         process.join()
-    failed = [f"rank {rank}: {result}" for rank, (ok, result) in sorted(gathered.items()) if not ok]
-    if failed:
+    if failed := [f"rank {rank}: {result}" for rank, (ok, result) in enumerate(gathered) if not ok]:
         raise RuntimeError("\n".join(failed))
-    return [gathered[rank][1] for rank in range(world_size)]
+    return [result for _, result in gathered]
 
 
-def work(rank: int, world_size: int, port: int, function: Callable[..., Any], arguments: tuple, results: Any) -> None:
+def received(answer: Connection) -> tuple[bool, Any]:
+    try:
+        return answer.recv()
+    except EOFError:
+        return False, "it died without an answer"
+
+
+def work(
+    rank: int, world_size: int, port: int, function: Callable[..., Any], arguments: tuple, answer: Connection
+) -> None:
     gc.freeze()  # garbage of the parent is never collected here: a finaliser might wait for one of its threads
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     try:
-        results.put((rank, (True, function(rank, *arguments))))
+        answer.send((True, function(rank, *arguments)))
     except BaseException:
-        results.put((rank, (False, traceback.format_exc())))
+        answer.send((False, traceback.format_exc()))

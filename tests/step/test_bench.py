@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dicedist.benchmarks import discriminator
+from dicedist.benchmarks.processes import run_ranks
 from dicedist.benchmarks.timing import compare
 from dicedist.config import compose_config
 
@@ -58,3 +59,14 @@ def test_a_side_that_fails_ends_the_comparison(capfd):
     with pytest.raises(RuntimeError, match="theirs ended by itself"):
         compare({"ours": lambda: None, "theirs": lambda: 1 / 0}, "ours", 1, theirs=["theirs"])
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_rank_that_dies_is_named():
+    with pytest.raises(RuntimeError, match="rank 1: it died without an answer"):
+        run_ranks(2, die_on_rank, 1)
+
+
+def die_on_rank(rank, victim):
+    if rank == victim:
+        os._exit(1)
+    return rank
