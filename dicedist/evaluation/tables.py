@@ -104,6 +104,28 @@ def answered(test: dict[str, Any]) -> str:
     return f"{100 * test['answered']:.1f} % answered{risk}"
 
 
+SHORT = {"fpr95": "ID+ FPR95", "fpr95_ood_positive": "OOD+ FPR95", "detection": "det. error"}
+CONVENTIONS = ("fpr95", "fpr95_ood_positive")
+LEGEND = (
+    "all in %; ID+ FPR95: OOD images accepted where 95 % of the test images are,\n"
+    "OOD+ FPR95: test images rejected where 95 % of the OOD images are"
+)
+
+
+def ood_tables(result: dict[str, Any]) -> list[str]:
+    """A table for each OOD set, no wider than 80 columns, and what its headings mean."""
+    headings = [SHORT.get(measure.name, measure.title) for measure in OOD]
+    tables = []
+    for outside, scores in result["ood"].items():
+        rows = [
+            [OOD_SCORES.get(score, score), *(measure.in_unit(found.get(measure.name)) for measure in OOD)]
+            for score, found in scores.items()
+        ]
+        tables.append(f"OOD: {outside}\n" + table(["score", *headings], rows))
+    legend = [LEGEND] if tables else []
+    return [*tables, *legend, *(f"not found: {line}" for line in result["ood_missing"])]
+
+
 def group_tables(result: dict[str, Any]) -> list[str]:
     """Scores by their mean AUROC over the sets of a group, the best first."""
     tables = []
@@ -111,12 +133,12 @@ def group_tables(result: dict[str, Any]) -> list[str]:
         ranked = sorted(found["scores"].items(), key=lambda entry: -entry[1]["auroc"])
         rows = [
             [OOD_SCORES.get(score, score), *(100 * value for value in (own["auroc"], *own["auroc_interval"]))]
-            + [100 * own[name] for name in ("fpr95", "fpr95_ood_positive")]
+            + [100 * own[name] for name in CONVENTIONS]
             for score, own in ranked
         ]
         lacking = f"; without {', '.join(found['missing'])}, not found" if found["missing"] else ""
-        header = [f"{group}: {', '.join(found['sets'])}{lacking}", "AUROC, %", "from", "to"]
-        tables.append(table([*header, "OOD accepted with 95 % of ID", "ID rejected with 95 % of OOD"], rows))
+        title = f"OOD group {group}: {', '.join(found['sets'])}{lacking}\n"
+        tables.append(title + table(["score", "AUROC, %", "from", "to", *(SHORT[name] for name in CONVENTIONS)], rows))
     return tables
 
 
@@ -160,14 +182,3 @@ def fresh_table(result: dict[str, Any]) -> list[str]:
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
     headings = [FRESH_REDUNDANCY[kind].heading for kind in kinds]
     return [table(["members", *headings], rows) + "\n(by a fresh estimator, the same for every run)"]
-
-
-def ood_tables(result: dict[str, Any]) -> list[str]:
-    rows = [
-        [outside, OOD_SCORES.get(score, score), *(measure.in_unit(found.get(measure.name)) for measure in OOD)]
-        for outside, scores in result["ood"].items()
-        for score, found in scores.items()
-    ]
-    missing = [f"not found: {line}" for line in result["ood_missing"]]
-    header = ["out of distribution", "score", *(measure.heading for measure in OOD)]
-    return [*([table(header, rows)] if rows else []), *missing]

@@ -7,7 +7,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from dicedist.evaluation.evaluator import UNION, UNITED, union_of
 from dicedist.evaluation.readings import Readings
+from dicedist.evaluation.tables import group_tables, ood_tables
 from dicedist.metrics import ood
+from dicedist.metrics.measures import OOD, OOD_SCORES
 
 
 def random_scores(num_in, num_out, seed, decimals=16):
@@ -85,3 +87,14 @@ def test_the_union_of_the_papers_sets_is_all_their_images_as_one():
     assert union.logits_NK.shape == (2, 3 + 4 + 5 + 6 + 7, 4)
     torch.testing.assert_close(union.means_ND[:, 3:7], read[UNITED[1]].means_ND)
     assert union_of({name: found for name, found in read.items() if name != "isun"}) == {}
+
+
+def test_tables_of_ood_sets_fit_a_terminal():
+    own = {measure.name: 0.98765 for measure in OOD}
+    scores = dict.fromkeys(OOD_SCORES, own)
+    group = {"sets": ["svhn", "textures"], "missing": [], "scores": {"knn": {**own, "auroc_interval": (0.9, 1.0)}}}
+    result = {"ood": {"svhn": scores}, "ood_missing": ["isun"], "ood_groups": {"far": group}}
+    shown = "\n".join([*ood_tables(result), *group_tables(result)])
+    assert max(map(len, shown.splitlines())) <= 80
+    for words in ("OOD: svhn", "Mahalanobis", "98.77", "not found: isun", "OOD group far: svhn, textures"):
+        assert words in shown
