@@ -2,8 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from mapie.classification import SplitConformalClassifier
+from sklearn.base import BaseEstimator, ClassifierMixin
 
 from dicedist.config import compose_config
 from dicedist.config.schema import CalibrationConfig
@@ -19,6 +22,35 @@ def random_case(N, K=5, seed=0):
     logits_NK = 1.5 * torch.randn(N, K, generator=generator, dtype=torch.float64)
     logits_NK[torch.arange(N), labels_N] += 1
     return logits_NK, labels_N
+
+
+class Given(ClassifierMixin, BaseEstimator):
+    """A classifier of scikit-learn whose inputs are the probabilities that it answers."""
+
+    def __init__(self, num_classes=5):
+        self.num_classes = num_classes
+        self.classes_ = np.arange(num_classes)
+
+    def fit(self, p_NK, labels_N):
+        return self
+
+    def predict_proba(self, p_NK):
+        return p_NK
+
+    def predict(self, p_NK):
+        return p_NK.argmax(axis=1)
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
+def test_sets_equal_those_of_mapie(alpha):
+    """LAC: MAPIE's APS draws random numbers, ours none."""
+    logits_NK, labels_N = random_case(400)
+    p_NK, held_out = logits_NK.softmax(1), slice(200)
+    theirs = SplitConformalClassifier(Given(), confidence_level=1 - alpha, conformity_score="lac", prefit=True)
+    theirs.conformalize(p_NK[held_out].numpy(), labels_N[held_out].numpy())
+    _, sets_NK1 = theirs.predict_set(p_NK[200:].numpy())
+    limits = conformal.quantiles(p_NK[held_out], labels_N[held_out], alpha, "lac", per_class=False)
+    assert torch.equal(label_sets(p_NK[200:], limits, "lac"), torch.from_numpy(sets_NK1[:, :, 0]))
 
 
 @pytest.mark.parametrize("kind", conformal.CONFORMAL)
