@@ -1,4 +1,4 @@
-"""What all tests share: one thread, and the real images where they are available."""
+"""What all tests share: one thread, the real images where they are available, and a bucket."""
 
 import os
 
@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import home
 from tests.support import CHECKOUT
+from tests.support.servers import Between, bucket_server
 
 torch.set_num_threads(1)
 # The first backward of a process decides whether autograd keeps threads, and ranks are forked, which threads forbid.
@@ -65,3 +66,13 @@ def data_config() -> Callable[..., DataConfig]:
         return dataclasses.replace(DataConfig(**values), **{"download": False, **changes})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def between() -> Iterator[Between]:
+    """What stands between this machine's S3 server and its clients, and can misbehave; its bucket is s3://runs."""
+    pytest.importorskip("s3fs")
+    with pytest.MonkeyPatch.context() as patch, bucket_server(patch.setenv) as found:
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        patch.setattr("s3fs.S3FileSystem.retries", 1)
+        yield found

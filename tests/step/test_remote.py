@@ -15,7 +15,7 @@ from dicedist.runs import checkpoint, copies, resume, uploads
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
 from dicedist.runs.run import Run
-from tests.support.servers import CREDENTIALS, bucket_server
+from tests.support.servers import CREDENTIALS
 from tests.support.tiny import STEPS, assert_same_run
 
 # 12 steps of small layers on vectors: what is looked at here are files.
@@ -31,15 +31,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     train(folder)
     return folder / "tiny"
-
-
-@pytest.fixture(scope="module")
-def between():
-    pytest.importorskip("s3fs")
-    with pytest.MonkeyPatch.context() as patch, bucket_server(patch.setenv) as found:
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")
-        patch.setattr("s3fs.S3FileSystem.retries", 1)
-        yield found
 
 
 @pytest.fixture

@@ -13,16 +13,7 @@ from dicedist.config import compose_config
 from dicedist.runs import lease as leases
 from dicedist.runs.bucket import Bucket, Unreachable
 from dicedist.runs.lease import Lease, Lost
-from tests.support.servers import CREDENTIALS, bucket_server
-
-
-@pytest.fixture(scope="module")
-def between():
-    pytest.importorskip("s3fs")
-    with pytest.MonkeyPatch.context() as patch, bucket_server(patch.setenv) as found:
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")
-        patch.setattr("s3fs.S3FileSystem.retries", 1)
-        yield found
+from tests.support.servers import CREDENTIALS
 
 
 @pytest.fixture(params=["file", "s3"])
