@@ -38,6 +38,12 @@ class Encoding:
             joined[entry.name] = None if rows[0] is None else torch.cat(rows)
         return cls(**joined)
 
+    def apart(self, count: int) -> list["Encoding"]:
+        """The encodings of so many members, that stand side by side in this one."""
+        each = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        slices = {name: [None] * count if value is None else value.chunk(count, 1) for name, value in each.items()}
+        return [Encoding(**{name: value[nth] for name, value in slices.items()}) for nth in range(count)]
+
 
 class Bottleneck(nn.Module):
     """The encoder's scale (softplus of a dense layer: docs/choices.md, 25) and the backward encoder's mean b(y).
