@@ -46,11 +46,11 @@ class Grouped(nn.Module):
     def first(self) -> Any:
         return self.layers[0]
 
-    def all(self, name: str) -> list[Tensor]:
+    def each(self, name: str) -> list[Tensor]:
         return [getattr(layer, name) for layer in self.layers]
 
     def joined(self, name: str) -> Tensor | None:
-        return None if getattr(self.first, name) is None else torch.cat(self.all(name))
+        return None if getattr(self.first, name) is None else torch.cat(self.each(name))
 
 
 class GroupedConv(Grouped):
@@ -58,9 +58,7 @@ class GroupedConv(Grouped):
         weight, first = self.joined("weight"), self.first
         assert weight is not None
         groups = first.groups * len(self.layers)
-        return F.conv2d(
-            inputs_BCHW, weight, self.joined("bias"), first.stride, first.padding, first.dilation, groups
-        )
+        return F.conv2d(inputs_BCHW, weight, self.joined("bias"), first.stride, first.padding, first.dilation, groups)
 
 
 class GroupedNorm(Grouped):
@@ -74,21 +72,21 @@ class GroupedNorm(Grouped):
         outputs = F.batch_norm(inputs, mean, variance, weight, bias, by_batch, first.momentum, first.eps)
         if moves:
             assert mean is not None and variance is not None
-            torch._foreach_copy_(self.all("running_mean"), [*mean.chunk(len(self.layers))])
-            torch._foreach_copy_(self.all("running_var"), [*variance.chunk(len(self.layers))])
+            torch._foreach_copy_(self.each("running_mean"), [*mean.chunk(len(self.layers))])
+            torch._foreach_copy_(self.each("running_var"), [*variance.chunk(len(self.layers))])
             if first.num_batches_tracked is not None:
-                torch._foreach_add_(self.all("num_batches_tracked"), 1)
+                torch._foreach_add_(self.each("num_batches_tracked"), 1)
         return outputs
 
 
 class GroupedLinear(Grouped):
     def forward(self, inputs_BI: Tensor) -> Tensor:
         inputs_MBI = inputs_BI.unflatten(1, (len(self.layers), -1)).transpose(0, 1)
-        weight_MIO = torch.stack(self.all("weight")).transpose(1, 2)
+        weight_MIO = torch.stack(self.each("weight")).transpose(1, 2)
         if self.first.bias is None:
             outputs_MBO = torch.bmm(inputs_MBI, weight_MIO)
         else:
-            outputs_MBO = torch.baddbmm(torch.stack(self.all("bias")).unsqueeze(1), inputs_MBI, weight_MIO)
+            outputs_MBO = torch.baddbmm(torch.stack(self.each("bias")).unsqueeze(1), inputs_MBI, weight_MIO)
         return outputs_MBO.transpose(0, 1).flatten(1)
 
 

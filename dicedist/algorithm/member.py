@@ -40,9 +40,13 @@ class Encoding:
 
     def apart(self, count: int) -> list["Encoding"]:
         """The encodings of so many members, that stand side by side in this one."""
-        each = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        slices = {name: [None] * count if value is None else value.chunk(count, 1) for name, value in each.items()}
-        return [Encoding(**{name: value[nth] for name, value in slices.items()}) for nth in range(count)]
+        each: list[dict[str, Any]] = [{} for _ in range(count)]
+        for entry in fields(self):
+            side_by_side = getattr(self, entry.name)
+            slices = [None] * count if side_by_side is None else side_by_side.chunk(count, 1)
+            for own, value in zip(each, slices, strict=True):
+                own[entry.name] = value
+        return [Encoding(**own) for own in each]
 
 
 class Bottleneck(nn.Module):

@@ -1,7 +1,7 @@
 """Which way of running the members of one device is the faster one, timed when a run begins on GPUs.
 
-Both ways compute the same to rounding, and a GPU alone can say which is faster: one after another launches more kernels,
-and grouped convolutions may be slower ones.
+Both ways compute the same to rounding, and a GPU alone can say which is faster: one after another launches more
+kernels, and grouped convolutions may be slower ones.
 """
 
 import contextlib

@@ -119,7 +119,7 @@ class PretendGpu(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.stream, self.is_hot = Stream(), False
+        self.stream, self.is_hot, self.is_on = Stream(), False, False
         self.streams = weakref.WeakSet([self.stream])
         self.free: list[Memory] = []  # given back, and not yet asked for
         self.leaked: list[str] = []  # what was given to somebody else while another stream used it
@@ -128,7 +128,7 @@ class PretendGpu(TorchFunctionMode):
         self.patches = contextlib.ExitStack()
 
     def __enter__(self):
-        PretendGpu.present = self
+        PretendGpu.present, self.is_on = self, True
         for owner, name, value in (
             (torch, "Generator", Generator),
             (torch, "autocast", autocast),
@@ -138,6 +138,7 @@ class PretendGpu(TorchFunctionMode):
             (torch.cuda, "default_generators", (torch.random.default_generator,)),
             (torch.cuda, "get_rng_state", lambda device: torch.get_rng_state()),
             (torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state)),
+            (torch.cuda, "synchronize", lambda device=None: self.host_waits("torch.cuda.synchronize")),
             (torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB)),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         ):
@@ -149,6 +150,7 @@ class PretendGpu(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error):
+        self.is_on = False
         self.patches.close()
         return super().__exit__(*error)
 
