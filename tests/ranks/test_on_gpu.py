@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dicedist.algorithm.objectives import Method
-from dicedist.algorithm.step import Step
+from dicedist.algorithm.step import AUTOCAST, Step
 from dicedist.algorithm.trajectories import Trajectories
 from tests.support import tiny
 from tests.support.pretend import (
@@ -53,10 +53,12 @@ def to_device(tensor, device):
 def train_on_pretended_gpus(rank, world_size, cases):
     """On a rank, per case: the last values, and what was posted to NCCL."""
     results = []
-    for case in cases:
+    for config in (config_of(*case) for case in cases):
         with PretendGpu() as gpu, PretendNccl(gpu) as nccl:
-            values = train(config_of(*case), rank, world_size, CUDA, gpu.hot)
+            values = train(config, rank, world_size, CUDA, gpu.hot)
             assert gpu.leaked == []
+            double = {torch.float64} if config.method.name == "adp" else set()  # the determinant of nearly equal rows
+            assert gpu.dtypes == {torch.float32, AUTOCAST[config.precision]} | double, config.method.name
         results.append((values, nccl.posted))
     return results
 
@@ -111,7 +113,7 @@ def test_bf16():
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_members_of_a_device_as_one_network(world_size):
-    cases = [("dice", "net"), ("okddip_dice", "branch"), ("distill", "net"), ("ffl", "net")]
+    cases = [("dice", "net"), ("okddip_dice", "branch")]
     batched = [(*case, "ensemble.batched=true") for case in cases]
     compare(world_size, batched, alone=("ensemble.batched=false",))
 
@@ -230,7 +232,7 @@ SHORT = {
 @pytest.mark.parametrize("kind", TRAJECTORIES)
 def test_a_trajectory(tmp_path, kind):
     """Its samples too, and at the end of an epoch alone the host may wait."""
-    keys = (f"method={kind}", *SHORT[kind], "epochs=2", "schedules.reference_epochs=2", "batch_size=16")
+    keys = (f"method={kind}", *SHORT[kind], "epochs=2", "schedules.reference_epochs=2", "ensemble.size=1")
     tiny.build(tmp_path / "cpu", *keys).train()
     with PretendGpu() as gpu:
         tiny.build(tmp_path / "gpu", *keys, device=CUDA).train()
@@ -264,10 +266,9 @@ def train_with_overwritten_outputs(rank, world_size, cases, too_early=False):
         return [train(config_of(*case), rank, world_size, CPU, before_reading=overwrite) for case in cases]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_what_graphs_overwrite_is_not_read_any_more(world_size):
-    cases = [*TOGETHER, ("gal", "net"), ("afd", "net")]
-    by_rank = run_ranks(world_size, train_with_overwritten_outputs, world_size, cases)
+def test_what_graphs_overwrite_is_not_read_any_more():
+    cases = [*TOGETHER[:3], ("ffl", "branch")]
+    by_rank = run_ranks(2, train_with_overwritten_outputs, 2, cases)
     for nth, case in enumerate(cases):
         for name, value in on_the_cpu(*case).items():
             for found in [results[nth][name] for results in by_rank if name in results[nth]]:

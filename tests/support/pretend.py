@@ -124,7 +124,7 @@ class PretendGpu(TorchFunctionMode):
         self.free: list[Memory] = []  # given back, and not yet asked for
         self.leaked: list[str] = []  # what was given to somebody else while another stream used it
         self.memories: dict[int, Memory] = {}
-        self.seen: Counter = Counter()  # operations, for tests that want to know that something ran
+        self.dtypes: set[torch.dtype] = set()  # of floating-point results, in steps that are hot
         self.patches = contextlib.ExitStack()
 
     def __enter__(self):
@@ -221,11 +221,12 @@ class PretendGpu(TorchFunctionMode):
     # What operations do: every call that reaches a kernel, those of backward included.
 
     def run(self, func, args, kwargs):
-        self.seen[func] += 1
         self.refuse(func, [*tensors_in(args), *tensors_in(list(kwargs.values()))])
         written, read = accessed(func, args, kwargs)
         result = func(*mapped(inside, args), **{name: mapped(inside, value) for name, value in kwargs.items()})
         out = mapped(on_gpu, result)
+        if self.is_hot:
+            self.dtypes.update(tensor.dtype for tensor in tensors_in(out) if tensor.is_floating_point())
         is_alias = any(returned.alias_info is not None for returned in func._schema.returns)
         if not is_alias:
             self.reuse()

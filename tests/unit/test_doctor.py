@@ -104,6 +104,17 @@ def test_a_node_without_name_and_one_that_does_not_listen():
     assert services.reaches("127.0.0.1").state == OK
 
 
+def test_ports(monkeypatch):
+    monkeypatch.setattr(services.socket, "gethostname", lambda: "localhost")
+    assert services.ports().state == OK
+
+    def refuse(address, timeout):
+        raise ConnectionRefusedError("as if a firewall stood between")
+
+    monkeypatch.setattr(services.socket, "create_connection", refuse)
+    assert services.ports().state == WARNING and "firewall" in services.ports().remedy
+
+
 def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     found = services.mlflow_store(examination.parsed([]).config)
