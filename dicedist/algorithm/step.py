@@ -168,9 +168,8 @@ class Step:
         raw = inputs = [images[rows] for images in inputs]
         if self.hosted.trunk is not None:
             inputs = self.through_trunk(self.hosted.trunk, raw, where)
-        seen = [
-            inputs[min(nth, len(inputs) - 1)] for nth in range(len(noise))
-        ]  # one for all, or each (data.per_member)
+        # The same inputs for all members, or one view each (data.per_member).
+        seen = [inputs[min(nth, len(inputs) - 1)] for nth in range(len(noise))]
         if self.method.differentiates_pixels:
             seen = [images.detach().requires_grad_() for images in seen]
         drawn = [None if noise_BD is None else noise_BD[rows] for noise_BD in noise.values()]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -58,7 +58,8 @@ def stopped(machine: Machine) -> Finding:
     if code != EXIT_STOPPED:
         return Finding(STOPPED, FAILED, f"the run ended with code {code}, not {EXIT_STOPPED}", "")
     machine.start(words)
-    return as_undisturbed(STOPPED, machine, run)
+    found = as_undisturbed(STOPPED, machine, run)
+    return replace(found, what=f"{ranks} ranks, then 1: {found.what}")
 
 
 def faults() -> list[tuple[str, Check]]:

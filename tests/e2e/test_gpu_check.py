@@ -68,7 +68,7 @@ def test_without_a_gpu_it_says_so():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_whole_script(tmp_path):
     words = [sys.executable, "-m", "dicedist.diagnosis.acceptance", "--device", "cpu", "--out", str(tmp_path)]
     ended = subprocess.run(words, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from dicedist.tracking import ways
 from dicedist.tracking.ways import faster_way
 from tests.support import tiny
 from tests.support.pretend import CUDA, PretendGpu
+from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, side_for, weights_of
 
 SIZE, STEPS, B = 3, 3, 8
@@ -81,6 +82,20 @@ def test_a_way_that_does_not_fit_is_not_chosen(monkeypatch):
     monkeypatch.setattr(Together, "forward", refuse)
     batched, shown = faster(trained("method=ind", batched=False)[0])
     assert not batched and "does not fit" in shown
+
+
+def faster_on_rank(rank, times):
+    """times: by rank, of both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "milliseconds", lambda step, batch: times[rank][bool(step.together)])
+        config = configured(4, "method=ind", "batch_size=8")
+        step = build_step(config, rank, 2)
+        return faster_way(config, World(rank, 2, step.device), step, sources.load(config.data))[0]
+
+
+def test_the_slowest_rank_decides_for_all():
+    assert run_ranks(2, faster_on_rank, [(2.0, 1.0), (3.0, 5.0)]) == [False, False]
+    assert run_ranks(2, faster_on_rank, [(2.0, 3.0), (5.0, 4.0)]) == [True, True]
 
 
 def test_the_choice_is_made_once(tmp_path, monkeypatch):
