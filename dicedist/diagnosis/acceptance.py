@@ -57,7 +57,7 @@ def memory(machine: Machine) -> Finding:
     ]
     wrong = [name for name, one in found if abs(one["held"] - one["said"]) > APART * one["said"]]
     told = "; ".join(
-        f"{name}: " + ", ".join(f"{what} {b / MIB:,.1f} MiB" for what, b in one.items()) for name, one in found
+        f"{name}: " + ", ".join(f"{what} {b / MIB:,.2f} MiB" for what, b in one.items()) for name, one in found
     )
     remedy = f"more than {APART:.0%} apart: {', '.join(wrong)}" if wrong else ""
     return Finding(MEMORY, FAILED if wrong else OK, told, remedy)
