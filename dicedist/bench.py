@@ -3,7 +3,7 @@
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
-    python -m dicedist.bench batched           members of one device as one network of grouped convolutions
+    python -m dicedist.bench batched           members of one device in turn, as one grouped network, on streams (GPU)
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench memory            w with 1000 classes and 2048 features, without and with a copied memory
     python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)

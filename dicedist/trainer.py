@@ -53,6 +53,7 @@ from dicedist.tracking.forecast import pairs_that_hide
 from dicedist.tracking.ledger import Ledger
 from dicedist.tracking.trace import SilentTrace, Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
+from dicedist.tracking.ways import faster_way
 
 GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest wins
 
@@ -124,9 +125,9 @@ class Trainer:
         )
         self.ledger = Ledger()
         self.run = Run.of(config)
+        self.told: list[str] = []  # what was measured, for people
         self.uploads.begin()
-        if config.redundancy.max_pairs == "auto":
-            self.choose_pairs()
+        self.settle()
         self.loss_scales: dict[str, Any] = {}  # on the reporter, by part
         self.done = self.validated = 0  # steps
         self.stopping = False
@@ -171,14 +172,32 @@ class Trainer:
         self.footprint["teacher"] = teacher.bytes
         return teacher
 
-    def choose_pairs(self) -> None:
-        """All ranks: redundancy.max_pairs=auto becomes a number, which the run's config keeps."""
-        found = resume.kept_pairs(self.run, self.config) if self.world.reports else None
-        kept = self.control.tell({"pairs": found})["pairs"]
-        if kept is None:
-            measured = pairs_that_hide(self.config, self.world, self.step, self.source)
-            kept = self.control.tell({"pairs": measured})["pairs"]
-        self.config.redundancy.max_pairs = kept
+    def settle(self) -> None:
+        """All ranks: what is `auto` is measured when a run begins, and its config keeps what it has come to."""
+        redundancy, ensemble = self.config.redundancy, self.config.ensemble
+        if redundancy.max_pairs == "auto":
+            redundancy.max_pairs = self.settled(lambda saved: saved.redundancy.budget, self.measured_pairs)
+        if ensemble.batched == "auto":
+            ensemble.batched = self.settled(lambda saved: saved.ensemble.known_batched, self.measured_way)
+            self.step.batch_members(ensemble.batched is True)
+
+    def settled(self, known: Callable[[Config], Any], measured: Callable[[], Any]) -> Any:
+        """As in the run that is continued; in a new one, or where that does not know it, as it is measured."""
+        before = resume.config_before(self.run, self.config) if self.world.reports else None
+        found = self.control.tell({"found": known(before) if before else None})["found"]
+        return self.control.tell({"found": measured()})["found"] if found is None else found
+
+    def measured_pairs(self) -> int:
+        return pairs_that_hide(self.config, self.world, self.step, self.source)
+
+    def measured_way(self) -> bool | str:
+        """Left open on a CPU and where no rank hosts two members: it may still go on elsewhere."""
+        shared = any(len(self.placement.members_on(rank)) > 1 for rank in self.placement.member_ranks)
+        if self.world.device.type == "cpu" or not shared:
+            return "auto"
+        batched, why = faster_way(self.config, self.world, self.step, self.source)
+        self.told.append(why)
+        return batched
 
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""
@@ -253,6 +272,8 @@ class Trainer:
                 self.run.set_results_aside()
         self.tracker.open()
         if left > 0:
+            for line in self.told:
+                self.tracker.say(line)
             announce(self.config, self.world, self.step, self.exchange, self.source, self.footprint, left, self.tracker)
             self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
             self.tracker.begin()

@@ -8,6 +8,7 @@ from torch import nn
 
 from dicedist.algorithm import networks, trajectories
 from dicedist.algorithm.counterpart import Counterpart
+from dicedist.algorithm.grouped import why_not_grouped
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.messages import Carrier, Sizes
 from dicedist.algorithm.networks import Network
@@ -46,6 +47,7 @@ def build_step(
         pieces=config.optimizer.accumulate,
         loss=Loss.of(config.loss, class_counts, exchange.device),
         images_per_branch=config.structure == "branch" and config.data.per_member,
+        batched=config.ensemble.batched is True,
     )
 
 
@@ -222,6 +224,8 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
     if branch and len(widths := {network.trunk_dim for network in members}) > 1:
         raise ValueError(f"members of trunk widths {sorted(widths)} cannot share a trunk: write structure=net")
     check_settings(config, method)
+    if config.ensemble.batched is True and (reason := why_not_batched(config)):
+        raise ValueError(f"ensemble.batched=true: {reason}; write ensemble.batched=false")
     if num_shares > 1:
         check_shares(config, method, num_members, num_shares)
     if method.asks_teacher and config.teacher.run is None:
@@ -238,6 +242,19 @@ def check_members(config: Config, method: Method, num_members: int, num_hosts: i
             "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
             "write precision=bf16, or use one process"
         )
+
+
+def why_not_batched(config: Config) -> str | None:
+    """Why members of one device cannot run as one network, in a few words; None if they can. Costs a few forwards."""
+    for given, reason in (
+        (config.compile, "one network of all members is not compiled (compile=false)"),
+        (config.trajectory["kind"] != "none", f"trajectory.kind={config.trajectory['kind']} follows each member alone"),
+    ):
+        if given:
+            return reason
+    named = range(len(config.network.per_member or "ab"))
+    with initialising(config.seed, "grouped"):
+        return why_not_grouped([networks.build_member(config.network, nth) for nth in named], input_shape(config))
 
 
 def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:

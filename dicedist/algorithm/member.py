@@ -38,6 +38,16 @@ class Encoding:
             joined[entry.name] = None if rows[0] is None else torch.cat(rows)
         return cls(**joined)
 
+    def apart(self, count: int) -> list["Encoding"]:
+        """The encodings of so many members, that stand side by side in this one."""
+        each: list[dict[str, Any]] = [{} for _ in range(count)]
+        for entry in fields(self):
+            side_by_side = getattr(self, entry.name)
+            slices = [None] * count if side_by_side is None else side_by_side.chunk(count, 1)
+            for own, value in zip(each, slices, strict=True):
+                own[entry.name] = value
+        return [Encoding(**own) for own in each]
+
 
 class Bottleneck(nn.Module):
     """The encoder's scale (softplus of a dense layer: docs/choices.md, 25) and the backward encoder's mean b(y).

@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dicedist.algorithm.batch import Batch, share
 from dicedist.algorithm.counterpart import Read
+from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.member import Encode, Encoding, full
 from dicedist.algorithm.messages import Carrier, Fields, Gathered
 from dicedist.algorithm.mixing import Mixing, draw, partners
@@ -74,11 +75,13 @@ class Step:
         pieces: int = 1,
         loss: Loss | None = None,
         images_per_branch: bool = False,
+        batched: bool = False,
     ):
         """sync_batch_norm: normalise over a member's replicas. records_graphs: compiled stages become CUDA graphs.
 
         clip_norm: the largest norm of a part's gradient. pieces: a batch goes through the networks in so many, to save
-        memory. images_per_branch: every branch sends its own crops of the batch through the trunk.
+        memory. images_per_branch: every branch sends its own crops of the batch through the trunk. batched: the members
+        hosted here run as one network.
         """
         self.images_per_branch = images_per_branch
         self.method, self.hosted, self.exchange = method, hosted, exchange
@@ -92,6 +95,7 @@ class Step:
         self.encoders = {
             index: exchange.replicated(Encode(hosted.member(index), method.asks_maps)) for index in hosted.members
         }
+        self.batch_members(batched)
         self.loss = loss or Loss()
         self.teacher: nn.Module | None = None  # inputs as members see them -> logits [B, T, K]
         self.records_graphs, self.clip_norm, self.pieces = records_graphs, clip_norm, pieces
@@ -115,6 +119,11 @@ class Step:
         values |= self.descend(views, len(batch.labels_B) / batch.size, now)
         self.join()
         return Outcome(values, gathered.out_of_step_M)
+
+    def batch_members(self, batched: bool) -> None:
+        """Whether the members hosted here run as one network from now on, or one after another: equal to rounding."""
+        members = [self.hosted.member(index) for index in self.hosted.members]
+        self.together = Together(members, self.method.asks_maps) if batched and len(members) > 1 else None
 
     @contextlib.contextmanager
     def beside_members(self) -> Iterator[None]:
@@ -154,26 +163,37 @@ class Step:
     def encode_rows(
         self, batch: Batch, inputs: Sequence[Tensor], noise: Mapping[int, Tensor | None], rows: slice
     ) -> dict[int, Encoding]:
-        """Encode some rows of the batch. Dropout inside the networks is drawn by key, from where the rows begin."""
-        encodings = {}
+        """Encode some rows of the batch."""
         where = (batch.epoch, batch.step_in_epoch, (batch.rows.start or 0) + rows.start)
         raw = inputs = [images[rows] for images in inputs]
         if self.hosted.trunk is not None:
             inputs = self.through_trunk(self.hosted.trunk, raw, where)
-        for nth, member in enumerate(noise):
-            seen = inputs[min(nth, len(inputs) - 1)]  # the same for all, or one each (data.per_member)
-            if self.method.differentiates_pixels:
-                seen = seen.detach().requires_grad_()
-            noise_BD = noise[member]
-            with drawing(self.device, self.seed, "layers", *where, member):
-                own_BD = None if noise_BD is None else noise_BD[rows]
-                encodings[member] = self.run(self.encoders[member], seen, own_BD)
-            encodings[member].images_BCHW = seen if self.method.differentiates_pixels else None
+        # The same inputs for all members, or one view each (data.per_member).
+        seen = [inputs[min(nth, len(inputs) - 1)] for nth in range(len(noise))]
+        if self.method.differentiates_pixels:
+            seen = [images.detach().requires_grad_() for images in seen]
+        drawn = [None if noise_BD is None else noise_BD[rows] for noise_BD in noise.values()]
+        encodings = dict(zip(noise, self.through_members(seen, drawn, where), strict=True))
+        if self.method.differentiates_pixels:
+            for own, images in zip(encodings.values(), seen, strict=True):
+                own.images_BCHW = images
         if self.method.asks_average:
             for member, logits_BK in self.averaged_logits(raw).items():
                 encodings[member].averaged_BK = logits_BK
         if self.method.asks_teacher:
             self.teach(encodings, raw)
+        return encodings
+
+    def through_members(
+        self, seen: Sequence[Tensor], noise: Sequence[Tensor | None], where: tuple[int, ...]
+    ) -> list[Encoding]:
+        """As one network, or one after another. Dropout inside the networks is drawn by key, from where rows begin."""
+        if self.together is not None:
+            return self.run(self.together, seen, noise)
+        encodings = []
+        for member, images, noise_BD in zip(self.hosted.members, seen, noise, strict=True):
+            with drawing(self.device, self.seed, "layers", *where, member):
+                encodings.append(self.run(self.encoders[member], images, noise_BD))
         return encodings
 
     def teach(self, encodings: Mapping[int, Encoding], images: Sequence[Tensor]) -> None:
@@ -183,7 +203,7 @@ class Step:
         for nth, own in enumerate(encodings.values()):
             own.teacher_BTK = told[min(nth, len(told) - 1)]
 
-    def run(self, module: nn.Module, *inputs: Tensor | None) -> Any:
+    def run(self, module: nn.Module, *inputs: Any) -> Any:
         """Forward. Of a batch in pieces only the outputs are kept, and backward runs forward again piece by piece.
 
         That second forward leaves the running statistics of batch norms alone: they have counted the piece before.

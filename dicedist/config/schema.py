@@ -134,6 +134,18 @@ class EnsembleConfig:
     size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
+    batched: bool | str = key(
+        "how members that share a device run. false: one after another | true: as one grouped network | auto: on a GPU "
+        "the faster of the two, timed when the run begins",
+        choices=("auto", False, True),
+        scope=Scope.START,
+        default="auto",
+    )
+
+    @property
+    def known_batched(self) -> bool | None:
+        """None while `auto` is not measured yet."""
+        return None if isinstance(self.batched, str) else self.batched
 
 
 @dataclass

@@ -10,7 +10,7 @@ Comparisons draw the same random numbers on both devices and switch TF32 off, so
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -18,17 +18,21 @@ from typing import Any
 
 import torch
 
+from dicedist.cluster.devices import MIB
 from dicedist.cluster.process import command
 from dicedist.console.lines import duration, say
 from dicedist.diagnosis.comparisons import MEMBERS, comparisons, judge
-from dicedist.diagnosis.finding import FAILED, OK, Finding, stopwatch
-from dicedist.diagnosis.trials import Machine, Values
+from dicedist.diagnosis.faults import faults, training_records
+from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, stopwatch
+from dicedist.diagnosis.trials import Check, Machine
 from dicedist.reporting.markup import Section, table
 from dicedist.reporting.page import document
 from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
 MOVED = "a run from CPU to GPU and back"
+MEMORY = "memory against the start table"
+APART = 0.1  # the start table leaves out running statistics and scalars
 
 
 def moved(machine: Machine) -> Finding:
@@ -43,11 +47,20 @@ def moved(machine: Machine) -> Finding:
     return judge(MOVED, one, other)
 
 
-def training_records(run: Run) -> list[Values]:
-    """The records of training; those of validation have other names."""
-    lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
-    named = [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
-    return [values for values in named if values]
+def memory(machine: Machine) -> Finding:
+    """What a rank's parts hold after a step is what the start table says; on a GPU also the most that was allocated."""
+    found = [
+        (f"{ranks} ranks, rank {rank}", one)
+        for ranks in (1, MEMBERS + 1)
+        if ranks <= machine.most_ranks
+        for rank, one in enumerate(machine.trial(ranks, ("method=dice", f"ensemble.size={MEMBERS}")).bytes)
+    ]
+    wrong = [name for name, one in found if abs(one["held"] - one["said"]) > APART * one["said"]]
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{what} {b / MIB:,.2f} MiB" for what, b in one.items()) for name, one in found
+    )
+    remedy = f"more than {APART:.0%} apart: {', '.join(wrong)}" if wrong else ""
+    return Finding(MEMORY, FAILED if wrong else OK, told, remedy)
 
 
 @dataclass(frozen=True)
@@ -59,24 +72,30 @@ class Measurement:
     ranks: int
 
     def __call__(self, machine: Machine) -> Finding:
-        ranks = min(self.ranks, machine.most_ranks)
-        return Finding(self.name, OK, machine.start(["dicedist.bench", *self.words, *machine.keys], ranks).rstrip())
-
-
-Check = Callable[[Machine], Finding]
+        if self.ranks > machine.most_ranks:
+            return Finding(self.name, SKIPPED, f"needs {self.ranks} GPUs")
+        said = machine.start(["dicedist.bench", *self.words, *machine.keys], self.ranks)
+        return Finding(self.name, OK, said.rstrip())
 
 
 def checks() -> list[tuple[str, Check]]:
     size = f"ensemble.size={MEMBERS}"
+    steps = [("dice", (1, 2, MEMBERS, MEMBERS + 1)), ("ind", (1, 2, MEMBERS))]
     measurements = [
-        Measurement("the time of a DICE step", ("step", "method=dice", size), MEMBERS + 1),
-        Measurement("the time of an independent step", ("step", "method=ind", size), MEMBERS),
-        Measurement("members as one grouped network", ("batched", size), 1),
+        Measurement(f"the time of a step of {method} on {ranks} ranks", ("step", f"method={method}", size), ranks)
+        for method, placements in steps
+        for ranks in placements
+    ]
+    measurements += [
+        Measurement("w in bf16, on one rank", ("step", "method=dice", size, "precision=bf16"), 1),
+        Measurement("members of one device: in turn, grouped, on streams", ("batched", size), 1),
     ]
     return [
         *((comparison.name, comparison) for comparison in comparisons()),
-        *((measurement.name, measurement) for measurement in measurements),
+        (MEMORY, memory),
         (MOVED, moved),
+        *faults(),
+        *((measurement.name, measurement) for measurement in measurements),
     ]
 
 

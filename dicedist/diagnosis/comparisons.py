@@ -27,9 +27,9 @@ class Comparison:
             return Finding(self.name, SKIPPED, "only a GPU has this")
         if self.ranks > machine.most_ranks:
             return Finding(self.name, SKIPPED, f"needs {self.ranks} GPUs")
-        here = machine.trial(self.ranks, self.keys)
+        here = machine.trial(self.ranks, self.keys).values
         alone = [key for key in self.keys if not key.startswith(("ensemble.replicas", "ensemble.sync_batch_norm"))]
-        expected = machine.trial(1, self.against or tuple(alone), on_cpu=self.against is None)
+        expected = machine.trial(1, self.against or tuple(alone), on_cpu=self.against is None).values
         return judge(self.name, here, expected, self.of, self.later)
 
 
@@ -72,6 +72,7 @@ def comparisons() -> list[Comparison]:
         # w computes in bf16 on a GPU, so only members are compared.
         Comparison("bf16", 1, (*two, "precision=bf16"), against=two, of="member", later=HALF),
         Comparison("fp16", 1, (*two, "precision=fp16"), against=two, of="member", later=HALF),
+        Comparison("members as one grouped network", 1, (*dice, "ensemble.batched=true"), against=dice),
         Comparison("compiled", 1, (*two, "compile=true"), against=two, on_gpus_only=True),
         Comparison("CUDA graphs", 1, (*two, "compile=graphs"), against=two, on_gpus_only=True),
     ]

@@ -60,6 +60,7 @@ def checks(request: Request) -> list[tuple[str, Check]]:
         ("limits", machine.limits),
         ("folder of runs", with_(machine.folder_of_runs, Path(config.run.dir))),
         ("own name", services.own_name),
+        ("ports", services.ports),
         *((f"node {name}", with_(services.reaches, name)) for name in request.nodes),
         ("data", with_(services.data_root, config)),
         ("MLflow", with_(services.mlflow_store, config)),

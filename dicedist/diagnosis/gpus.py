@@ -57,7 +57,11 @@ def peers() -> Finding:
 def nccl() -> Finding:
     if not torch.cuda.is_available():
         return Finding("NCCL", SKIPPED, NO_GPU)
-    return judged("NCCL", "version " + ".".join(map(str, torch.cuda.nccl.version())))
+    try:
+        return judged("NCCL", "version " + ".".join(map(str, torch.cuda.nccl.version())))
+    except (AttributeError, RuntimeError):  # what torch raises if it was built without
+        remedy = "install torch's own wheel for Linux, which carries NCCL; or train in one process, on one GPU"
+        return judged("NCCL", "this torch was built without it", remedy, state=FAILED)
 
 
 def dali() -> Finding:

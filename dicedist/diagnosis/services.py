@@ -46,6 +46,19 @@ def own_name() -> Finding:
         return judged("own name", f"{name} has no address", f"add it to /etc/hosts: 127.0.1.1 {name}")
 
 
+def ports() -> Finding:
+    """Ranks listen on ports of the system's choice, and are looked for there by the name of their node."""
+    name = socket.gethostname()
+    try:
+        with socket.create_server(("", 0)) as listening:
+            port = listening.getsockname()[1]
+            socket.create_connection((name, port), timeout=SECONDS).close()
+    except OSError as error:
+        remedy = "the firewall must let ranks connect to each other on any port above 1024, also on one node"
+        return judged("ports", f"{name} does not answer itself: {error}", remedy)
+    return judged("ports", f"{name} answers on port {port}")
+
+
 def reaches(node: str) -> Finding:
     """node: HOST or HOST:PORT; with a port, something must listen there."""
     host, _, port = node.partition(":")

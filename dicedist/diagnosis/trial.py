@@ -7,7 +7,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.step import Step
 from dicedist.cluster.assembly import assemble
 from dicedist.cluster.placement import place
 from dicedist.cluster.process import command, this_rank, tune_malloc, world_size
@@ -41,9 +46,26 @@ def run(arguments: Sequence[str]) -> None:
                 batches = loader.epoch(nth // per_epoch)
             values.append({name: float(value) for name, value in step(next(batches)).values.items()})
         loader.close()
-        by_rank = [record["values"] for record in world.control.report({"values": values})]
+        said = footprint(config, method, members, world.rank in placement.discriminators, source.num_classes)
+        by_rank = world.control.report({"values": values, "bytes": taken(step, sum(said.values()))})
         if world.reports:
             Path(file).write_text(json.dumps(by_rank))
+
+
+def taken(step: Step, said: int) -> dict[str, int]:
+    """Bytes: as the start table says, in weights, gradients and states after a step, and on a GPU the most at once."""
+    held = 0
+    for part in step.hosted.parts:
+        modules = [part.module, *([part.average] if part.average else [])]
+        states = [
+            state for optimizer in (part.optimizer, part.second) if optimizer for state in optimizer.state.values()
+        ]
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        tensors += [parameter for parameter in part.module.parameters() if parameter.requires_grad]  # their gradients
+        held += sum(tensor.nbytes for tensor in tensors)
+    peak = {"peak": torch.cuda.max_memory_allocated(step.device)} if step.device.type == "cuda" else {}
+    return {"said": said, "held": held, **peak}
 
 
 if __name__ == "__main__":

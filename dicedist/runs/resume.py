@@ -43,10 +43,10 @@ def config_in(bucket: Bucket) -> Config | None:
     return None if text is None else parse_config(text.decode(errors="replace"), Path(f"{bucket}/{CONFIG}"))
 
 
-def kept_pairs(run: Run, config: Config) -> int | None:
-    """What redundancy.max_pairs=auto has come to in the run that is continued."""
+def config_before(run: Run, config: Config) -> Config | None:
+    """That of the run that is continued, which knows what keys of the value auto have come to."""
     continues = config.resume != "never" and run.config_file.is_file()
-    return run.config().redundancy.budget if continues else None
+    return run.config() if continues else None
 
 
 def find(

@@ -94,26 +94,20 @@ class Rehearsal:
         members, w, hosted = [], [], max(1, len(self.hosted.members))
         for count in range(1, ROUNDS + 1):
             self.world.control.barrier()
-            started = self.now_done()
+            started = now_done(self.world.device)
             for member in self.members:
                 member(self.trunk(self.inputs)).sum().backward()
-            taught = self.now_done()
+            taught = now_done(self.world.device)
             if self.teacher is not None:
                 self.teacher(self.inputs)
-            between = self.now_done()
+            between = now_done(self.world.device)
             self.learn()
             members.append((taught - started) * hosted + between - taught)
-            w.append(self.now_done() - between)
+            w.append(now_done(self.world.device) - between)
             spent = self.world.control.agree(round(1000 * (sum(members) + sum(w)))) / 1000
             if count > 1 and spent > ENOUGH:  # the same on all ranks
                 break
         return fmean(members[1:]), fmean(w[1:])
-
-    def now_done(self) -> float:
-        """The time, once the device has done all that it was given."""
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return time.monotonic()
 
     def learn(self) -> None:
         if self.w is None or self.optimizer is None:
@@ -130,6 +124,13 @@ class Rehearsal:
         for member in self.members:
             member(self.trunk(self.read_at_once))
         return (time.monotonic() - started) / len(self.read_at_once)
+
+
+def now_done(device: torch.device) -> float:
+    """The time, once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic()
 
 
 def zeros(number: int, source: Source) -> torch.Tensor:

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from dicedist.diagnosis import acceptance
+from dicedist.diagnosis import acceptance, faults
 from dicedist.diagnosis.comparisons import Comparison, comparisons, judge
 from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding
-from dicedist.diagnosis.trials import Machine
+from dicedist.diagnosis.trials import Machine, Trial
+from dicedist.runs.run import Run
 
 
 def test_the_page_and_the_results(tmp_path, monkeypatch):
@@ -27,6 +28,26 @@ def test_two_ranks_equal_one_process(tmp_path):
     machine = Machine("cpu", tmp_path)
     found = Comparison("adp", 2, ("method=adp", "ensemble.size=2"))(machine)
     assert found.state == OK, found
+
+
+def test_memory_is_compared_with_the_start_table(monkeypatch, tmp_path):
+    machine = Machine("cpu", tmp_path)
+    trial = Trial([], [{"said": 100, "held": 95}])
+    monkeypatch.setattr(Machine, "trial", lambda machine, ranks, keys: trial)
+    assert acceptance.memory(machine).state == OK
+    trial.bytes.append({"said": 100, "held": 80})
+    found = acceptance.memory(machine)
+    assert found.state == FAILED and "rank 1" in found.remedy
+
+
+def test_a_run_that_lost_records_is_a_failure(tmp_path, monkeypatch):
+    machine, run = Machine("cpu", tmp_path), Run(tmp_path / "run")
+    run.records_file.parent.mkdir()
+    run.records_file.write_text("".join(f'{{"train/loss": {n}}}\n' for n in range(3)))
+    for length, state in ((3, OK), (4, FAILED)):
+        known = [{"train/loss": float(n)} for n in range(length)]
+        monkeypatch.setattr(faults, "undisturbed", lambda machine, known=known: known)
+        assert faults.as_undisturbed("", machine, run).state == state
 
 
 def test_values_that_differ_are_a_failure():
@@ -47,7 +68,7 @@ def test_without_a_gpu_it_says_so():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_whole_script(tmp_path):
     words = [sys.executable, "-m", "dicedist.diagnosis.acceptance", "--device", "cpu", "--out", str(tmp_path)]
     ended = subprocess.run(words, capture_output=True, text=True)

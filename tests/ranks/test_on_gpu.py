@@ -1,6 +1,7 @@
 """The step of every rank on a GPU that does not exist: devices, waits of the host, streams, NCCL's queues, values."""
 
 import functools
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from dicedist.algorithm.objectives import Method
-from dicedist.algorithm.step import Step
+from dicedist.algorithm.step import AUTOCAST, Step
+from dicedist.algorithm.trajectories import Trajectories
 from tests.support import tiny
 from tests.support.pretend import (
     CUDA,
@@ -22,7 +24,7 @@ from tests.support.pretend import (
     what_waits_for_ever,
 )
 from tests.support.processes import run_ranks
-from tests.support.steps import CASES, CPU, LATE, batch_at, build_step, configured, share_of, side_for
+from tests.support.steps import CASES, CPU, LATE, TRAJECTORIES, batch_at, build_step, configured, share_of, side_for
 
 SIZE, STEPS, B = 3, 2, 9
 
@@ -32,7 +34,7 @@ def config_of(method, structure, *overrides):
     return configured(SIZE, f"method={method}", f"structure={structure}", *settings)
 
 
-def train(config, rank, world_size, device, hot=nullcontext):
+def train(config, rank, world_size, device, hot=nullcontext, before_reading=lambda: None):
     """The last values that a rank records, in a loop in which the host must not wait for the device."""
     step = build_step(config, rank, world_size, device=device)
     for n in range(STEPS):
@@ -40,6 +42,7 @@ def train(config, rank, world_size, device, hot=nullcontext):
         labels_B, *images = (to_device(tensor, device) for tensor in (batch.labels_B, *batch.images))
         with hot():
             outcome = step(replace(batch, labels_B=labels_B, images=images))
+    before_reading()
     return {name: float(value) for name, value in outcome.values.items()}
 
 
@@ -50,10 +53,12 @@ def to_device(tensor, device):
 def train_on_pretended_gpus(rank, world_size, cases):
     """On a rank, per case: the last values, and what was posted to NCCL."""
     results = []
-    for case in cases:
+    for config in (config_of(*case) for case in cases):
         with PretendGpu() as gpu, PretendNccl(gpu) as nccl:
-            values = train(config_of(*case), rank, world_size, CUDA, gpu.hot)
+            values = train(config, rank, world_size, CUDA, gpu.hot)
             assert gpu.leaked == []
+            double = {torch.float64} if config.method.name == "adp" else set()  # the determinant of nearly equal rows
+            assert gpu.dtypes == {torch.float32, AUTOCAST[config.precision]} | double, config.method.name
         results.append((values, nccl.posted))
     return results
 
@@ -104,6 +109,13 @@ def test_a_divided_discriminator(world_size, ranks):
 def test_bf16():
     """On a GPU w computes in bf16 too, on a CPU it does not: only what members do is the same."""
     compare(2, [(*case, "precision=bf16") for case in TOGETHER], tolerance=0.05, of="member")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_members_of_a_device_as_one_network(world_size):
+    cases = [("dice", "net"), ("okddip_dice", "branch")]
+    batched = [(*case, "ensemble.batched=true") for case in cases]
+    compare(world_size, batched, alone=("ensemble.batched=false",))
 
 
 def test_fp16_waits_once_for_each_optimiser():
@@ -169,27 +181,103 @@ def test_memory_that_another_stream_still_reads_is_caught(gpu, waits):
 
 @pytest.fixture
 def hot_steps(monkeypatch):
-    step = Step.__call__
+    """Inside steps, and beside them but where an epoch ends, the host must not wait for the pretended GPU."""
 
-    def hot(self, batch):
-        with PretendGpu.present.hot() if self.device == CUDA else nullcontext():
-            return step(self, batch)
+    def heat(owner, name, is_hot):
+        cold = getattr(owner, name)
 
-    monkeypatch.setattr(Step, "__call__", hot)
+        def hot(self, given):
+            gpu = getattr(PretendGpu, "present", None)
+            with gpu.hot() if gpu and gpu.is_on and is_hot(self, given) else nullcontext():
+                return cold(self, given)
+
+        monkeypatch.setattr(owner, name, hot)
+
+    heat(Step, "__call__", lambda step, batch: True)
+    heat(Trajectories, "before_step", lambda trajectories, done: True)
+    heat(Trajectories, "after_step", lambda trajectories, done: done % trajectories.clock.steps_per_epoch > 0)
+
+
+def assert_same_run(found, expected, step):
+    found, expected = tiny.tensors_of(found, step), tiny.tensors_of(expected, step)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
 
 
 @pytest.mark.usefixtures("hot_steps")
 def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path):
     """Loading, validation, checkpoints, the final evaluation and the report too."""
+    in_turn = "ensemble.batched=false"  # as on the CPU: twelve steps make rounding visible
     assert tiny.build(tmp_path / "cpu").train_and_evaluate() == []  # nothing is left unsent
     tiny.train(tmp_path / "both", "max_steps=5")
     with PretendGpu() as gpu:
-        assert tiny.build(tmp_path / "both", device=CUDA).train_and_evaluate() == []
+        assert tiny.build(tmp_path / "both", in_turn, device=CUDA).train_and_evaluate() == []
         assert gpu.leaked == []
-    found, expected = (tiny.tensors_of(tmp_path / device / "tiny") for device in ("both", "cpu"))
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
+    assert_same_run(tmp_path / "both" / "tiny", tmp_path / "cpu" / "tiny", tiny.STEPS)
+
+
+# In two epochs of three steps: samples are kept on the way, or drawn after the last step.
+SHORT = {
+    "sse": ("trajectory.samples=2", "trajectory.cycle_epochs=1"),
+    "csgld": ("trajectory.samples=2", "trajectory.cycle_epochs=1", "trajectory.noise_epochs=1"),
+    "fge": ("trajectory.samples=1", "trajectory.start=1", "trajectory.cycle_epochs=1"),
+    "swag": ("trajectory.samples=1", "trajectory.start=0"),
+    "vi": ("trajectory.samples=1", "trajectory.start=1"),
+    "kfac_laplace": ("trajectory.samples=1", "trajectory.scale=0.5"),
+}
+
+
+@pytest.mark.usefixtures("hot_steps")
+@pytest.mark.parametrize("kind", TRAJECTORIES)
+def test_a_trajectory(tmp_path, kind):
+    """Its samples too, and at the end of an epoch alone the host may wait."""
+    keys = (f"method={kind}", *SHORT[kind], "epochs=2", "schedules.reference_epochs=2", "ensemble.size=1")
+    tiny.build(tmp_path / "cpu", *keys).train()
+    with PretendGpu() as gpu:
+        tiny.build(tmp_path / "gpu", *keys, device=CUDA).train()
+        assert gpu.leaked == []
+    assert any("sample" in name for name in tiny.tensors_of(tmp_path / "gpu" / "tiny", 6))
+    assert_same_run(tmp_path / "gpu" / "tiny", tmp_path / "cpu" / "tiny", 6)
+
+
+def train_with_overwritten_outputs(rank, world_size, cases, too_early=False):
+    """CUDA graphs may overwrite what compiled stages returned once the next step encodes: here they do."""
+    outputs, encode, views = [], Step.encode, Step.views
+
+    def overwrite():
+        while outputs:
+            outputs.pop().fill_(torch.nan)
+
+    def encode_anew(step, batch):
+        overwrite()
+        encodings = encode(step, batch)
+        returned = [(own.mean_BD, own.trunk_BCHW, own.map_BCHW) for own in encodings.values()]
+        outputs.extend(tensor.data for own in returned for tensor in own if tensor is not None)  # autograd does not see
+        return encodings
+
+    def views_too_early(step, *given):
+        overwrite()
+        return views(step, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "encode", encode_anew)
+        patch.setattr(Step, "views", views_too_early if too_early else views)
+        return [train(config_of(*case), rank, world_size, CPU, before_reading=overwrite) for case in cases]
+
+
+def test_what_graphs_overwrite_is_not_read_any_more():
+    cases = [*TOGETHER[:3], ("ffl", "branch")]
+    by_rank = run_ranks(2, train_with_overwritten_outputs, 2, cases)
+    for nth, case in enumerate(cases):
+        for name, value in on_the_cpu(*case).items():
+            for found in [results[nth][name] for results in by_rank if name in results[nth]]:
+                assert found == pytest.approx(value, rel=1e-4, abs=1e-4), (case, name)
+
+
+def test_outputs_that_are_overwritten_too_early_are_caught():
+    (found,) = train_with_overwritten_outputs(0, 1, [("dice", "net")], too_early=True)
+    assert any(math.isnan(value) for value in found.values())
 
 
 def test_messages_that_cross_are_caught():

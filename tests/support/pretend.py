@@ -119,16 +119,16 @@ class PretendGpu(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.stream, self.is_hot = Stream(), False
+        self.stream, self.is_hot, self.is_on = Stream(), False, False
         self.streams = weakref.WeakSet([self.stream])
         self.free: list[Memory] = []  # given back, and not yet asked for
         self.leaked: list[str] = []  # what was given to somebody else while another stream used it
         self.memories: dict[int, Memory] = {}
-        self.seen: Counter = Counter()  # operations, for tests that want to know that something ran
+        self.dtypes: set[torch.dtype] = set()  # of floating-point results, in steps that are hot
         self.patches = contextlib.ExitStack()
 
     def __enter__(self):
-        PretendGpu.present = self
+        PretendGpu.present, self.is_on = self, True
         for owner, name, value in (
             (torch, "Generator", Generator),
             (torch, "autocast", autocast),
@@ -138,6 +138,7 @@ class PretendGpu(TorchFunctionMode):
             (torch.cuda, "default_generators", (torch.random.default_generator,)),
             (torch.cuda, "get_rng_state", lambda device: torch.get_rng_state()),
             (torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state)),
+            (torch.cuda, "synchronize", lambda device=None: self.host_waits("torch.cuda.synchronize")),
             (torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB)),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         ):
@@ -149,6 +150,7 @@ class PretendGpu(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error):
+        self.is_on = False
         self.patches.close()
         return super().__exit__(*error)
 
@@ -219,11 +221,12 @@ class PretendGpu(TorchFunctionMode):
     # What operations do: every call that reaches a kernel, those of backward included.
 
     def run(self, func, args, kwargs):
-        self.seen[func] += 1
         self.refuse(func, [*tensors_in(args), *tensors_in(list(kwargs.values()))])
         written, read = accessed(func, args, kwargs)
         result = func(*mapped(inside, args), **{name: mapped(inside, value) for name, value in kwargs.items()})
         out = mapped(on_gpu, result)
+        if self.is_hot:
+            self.dtypes.update(tensor.dtype for tensor in tensors_in(out) if tensor.is_floating_point())
         is_alias = any(returned.alias_info is not None for returned in func._schema.returns)
         if not is_alias:
             self.reuse()

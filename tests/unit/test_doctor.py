@@ -68,6 +68,14 @@ def test_a_missing_peer_link(with_gpus):
     assert gpus.peers().state == WARNING and "0->1" in gpus.peers().remedy
 
 
+def test_no_nccl(with_gpus, monkeypatch):
+    with_gpus("A100", "A100")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: torch._C._nccl_of_another_build())
+    assert gpus.nccl().state == FAILED and "torch's own wheel" in gpus.nccl().remedy
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 4))
+    assert gpus.nccl().state == OK and gpus.nccl().what == "version 2.30.4"
+
+
 def test_dali_decodes():
     pytest.importorskip("nvidia.dali", reason="DALI has wheels for Linux only")
     assert gpus.dali().state == OK
@@ -94,6 +102,17 @@ def test_a_node_without_name_and_one_that_does_not_listen():
     assert services.reaches("no-such-host.invalid").state == FAILED
     assert services.reaches("127.0.0.1:9").state == FAILED
     assert services.reaches("127.0.0.1").state == OK
+
+
+def test_ports(monkeypatch):
+    monkeypatch.setattr(services.socket, "gethostname", lambda: "localhost")
+    assert services.ports().state == OK
+
+    def refuse(address, timeout):
+        raise ConnectionRefusedError("as if a firewall stood between")
+
+    monkeypatch.setattr(services.socket, "create_connection", refuse)
+    assert services.ports().state == WARNING and "firewall" in services.ports().remedy
 
 
 def test_a_server_that_is_not_there(monkeypatch):

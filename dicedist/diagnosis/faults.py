@@ -1,0 +1,112 @@
+"""Ranks that are lost, hang or are asked to stop, on the machine that is accepted: the run must end as undisturbed."""
+
+import functools
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from dicedist.cluster.process import EXIT_STOPPED
+from dicedist.diagnosis.comparisons import judge
+from dicedist.diagnosis.finding import FAILED, SKIPPED, Finding
+from dicedist.diagnosis.trials import LIMIT, Check, Machine, Values
+from dicedist.runs.run import Run
+
+RANKS = 2
+AFTER = 6  # records, that a run has written when the fault comes; a checkpoint is 4 steps apart from the next
+COMPARED = 20  # steps: later on a GPU, whose sums have no fixed order, rounding grows in every run
+TIMEOUT = 20  # seconds after which a rank that does not answer is given up
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal to the last rank; the launcher starts the ranks again, and they go on from the last checkpoint."""
+
+    name: str
+    number: signal.Signals
+    least_ranks: int = 1
+
+    def __call__(self, machine: Machine) -> Finding:
+        ranks = min(RANKS, machine.most_ranks)
+        if ranks < self.least_ranks:
+            return Finding(self.name, SKIPPED, f"needs {self.least_ranks} GPUs")
+        run, words = training(machine, self.number.name)
+        with machine.launched(words, ranks) as launcher:
+            wait_for_records(launcher, run)
+            ranks_of(launcher)[ranks - 1].send_signal(self.number)
+            code = launcher.wait(LIMIT)
+        if code:
+            return Finding(self.name, FAILED, f"the run ended with code {code}", "`dicedist doctor` first")
+        return as_undisturbed(self.name, machine, run)
+
+
+STOPPED = "asked to stop, resumed on another placement"
+
+
+def stopped(machine: Machine) -> Finding:
+    """SIGTERM, as schedulers send it: all ranks save and end with code 75; one process goes on."""
+    ranks = min(RANKS, machine.most_ranks)
+    run, words = training(machine, "stopped")
+    with machine.launched(words, ranks) as launcher:
+        wait_for_records(launcher, run)
+        launcher.terminate()
+        code = launcher.wait(LIMIT)
+    if code != EXIT_STOPPED:
+        return Finding(STOPPED, FAILED, f"the run ended with code {code}, not {EXIT_STOPPED}", "")
+    machine.start(words)
+    found = as_undisturbed(STOPPED, machine, run)
+    return replace(found, what=f"{ranks} ranks, then 1: {found.what}")
+
+
+def faults() -> list[tuple[str, Check]]:
+    killed, hung = Fault("a killed rank", signal.SIGKILL), Fault("a hung rank", signal.SIGSTOP, least_ranks=2)
+    return [(killed.name, killed), (hung.name, hung), (STOPPED, stopped)]
+
+
+def training(machine: Machine, name: str) -> tuple[Run, list[str]]:
+    """A run long enough to be met in the middle, and what starts it."""
+    keys = [*machine.keys, "method=dice", "ensemble.size=2", "data.train_limit=64", "batch_size=16", "epochs=1000"]
+    keys += [f"max_steps={400 if machine.on_gpu else 24}", "evaluate.every_epochs=1000", "evaluate.test=false"]
+    keys += ["log.every_steps=1", "checkpoint.every_steps=4", f"distributed.timeout={TIMEOUT}"]
+    keys += [f"run.dir={machine.folder}", f"run.name={name}"]
+    return Run(machine.folder / name), ["dicedist.train", *keys]
+
+
+@functools.cache
+def undisturbed(machine: Machine) -> list[Values]:
+    run, words = training(machine, "undisturbed")
+    machine.start(words, min(RANKS, machine.most_ranks))
+    return training_records(run)
+
+
+def as_undisturbed(name: str, machine: Machine, run: Run) -> Finding:
+    """Every step is recorded once, and the steps around the fault agree with those of the other run."""
+    here, expected = training_records(run), undisturbed(machine)
+    if len(here) != len(expected):
+        return Finding(name, FAILED, f"{len(here)} records, where an undisturbed run has {len(expected)}", "")
+    return judge(name, here[:COMPARED], expected[:COMPARED])
+
+
+def training_records(run: Run) -> list[Values]:
+    """The records of training; those of validation have other names."""
+    lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
+    named = [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
+    return [values for values in named if values]
+
+
+def wait_for_records(launcher: subprocess.Popen[bytes], run: Run) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not run.records_file.exists() or run.records_file.read_bytes().count(b"\n") < AFTER:
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{run} wrote no {AFTER} records before its fault came")
+        time.sleep(0.01)
+
+
+def ranks_of(launcher: subprocess.Popen[bytes]) -> Sequence[psutil.Process]:
+    """The processes of the run, by rank."""
+    ranks = [child for child in psutil.Process(launcher.pid).children() if "RANK" in child.environ()]
+    return sorted(ranks, key=lambda process: int(process.environ()["RANK"]))

@@ -1,0 +1,69 @@
+"""DALI's pipelines for a GPU, as far as they can be built without one: DALI takes and serialises their graphs.
+
+DALI opens no pipeline of a GPU without a driver. It does take operators for a GPU into a pipeline without a device: it
+looks up each of them, its arguments and where its inputs lie, and refuses to serialise what does not fit together.
+"""
+
+import re
+
+import pytest
+import torch
+
+from dicedist.data import sources
+
+dali = pytest.importorskip("dicedist.data.dali", reason="DALI has wheels for Linux only")
+GPU, MIXED = b"\x03gpu", b"\x05mixed"  # words of a serialised graph, behind their lengths
+OPERATOR = re.compile(rb"__([A-Za-z]+(?:__[A-Za-z]+)*)_\d+")
+
+
+class Unopened(dali.Pipeline):
+    """For the device that it was asked for, serialised in place of built."""
+
+    def __init__(self, batch_size, num_threads, device_id, **options):
+        super().__init__(batch_size, num_threads, None, **options)
+        self.asked_for, self.serialised = device_id, b""
+
+    def build(self):
+        self.serialised = self.serialize()
+
+
+@pytest.fixture
+def built(monkeypatch, data_config):
+    monkeypatch.setattr(dali, "Pipeline", Unopened)
+
+    def make(kind, device, augment="basic"):
+        config = data_config("shapes", augment=augment, train_limit=16)
+        return kind(config, sources.load(config), 4, torch.device(device)).pipe
+
+    return make
+
+
+@pytest.mark.parametrize("augment", ["basic", "cutout"])
+@pytest.mark.parametrize("kind", [dali.DaliPipeline, dali.DaliDecoder])
+def test_the_graph_of_a_gpu_is_that_of_the_cpu(built, kind, augment):
+    gpu, cpu = built(kind, "cuda:3", augment), built(kind, "cpu", augment)
+    assert gpu.asked_for == 3 and cpu.asked_for is None
+    names = [set(OPERATOR.findall(pipe.serialised)) for pipe in (gpu, cpu)]
+    assert names[0] == names[1] and any(b"CropMirrorNormalize" in name for name in names[0])
+    assert GPU in gpu.serialised and GPU not in cpu.serialised
+    assert (MIXED in gpu.serialised) == (kind is dali.DaliDecoder)
+
+
+def test_a_folder_is_decoded_on_the_gpu_of_the_rank(monkeypatch):
+    monkeypatch.setattr(dali, "Pipeline", Unopened)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    pipe = dali._decoder(iter(()), 4, 32, 1)
+    assert pipe.asked_for == 2 and MIXED in pipe.serialised
+
+
+def test_a_graph_that_a_gpu_cannot_run_is_refused(built, monkeypatch):
+    """An operator's input on the GPU for which it wants the host: DALI says so when the graph is serialised."""
+    finished = dali.DaliPipeline.finished
+
+    def flips_on_the_gpu(self, images, flips, cutout, **crop):
+        return finished(self, images, flips.gpu(), cutout, **crop)
+
+    monkeypatch.setattr(dali.DaliPipeline, "finished", flips_on_the_gpu)
+    with pytest.raises((RuntimeError, TypeError, ValueError), match="(?i)gpu"):
+        built(dali.DaliPipeline, "cuda:0")
