@@ -77,13 +77,17 @@ def train(config: Config) -> None:
     check_members(config, method, placement.num_members, len(placement.member_ranks), len(placement.discriminators))
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     source = normalised_as_published(images, config)
+    pretrained = Pretrained(config)
+    if this_rank() == REPORTER and resume.begins(run, config):
+        pretrained.digests()  # weights that do not fit, or cannot be had
     with joined(config.distributed.timeout, placement.parts) as world:
         with contextlib.ExitStack() as held:
             uploads = NoUploads()
             if world.reports:
                 held.enter_context(run_lock(run))
                 uploads = held.enter_context(uploading(run, config, warn))
-            unsent = Trainer(config, method, placement, source, world, uploads).train_and_evaluate()
+            trainer = Trainer(config, method, placement, source, world, uploads, pretrained)
+            unsent = trainer.train_and_evaluate()
     if unsent:
         raise Unsent(f"{run} is complete, but {' '.join(unsent)}")
 
@@ -97,8 +101,9 @@ class Trainer:
         source: sources.Source,
         world: World,
         uploads: NoUploads | None = None,
+        pretrained: Pretrained | None = None,
     ):
-        self.uploads = uploads or NoUploads()
+        self.uploads, self.pretrained = uploads or NoUploads(), pretrained or Pretrained(config)
         self.config, self.source, self.world, self.placement = config, source, world, placement
         self.method, self.control = method, world.control
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
@@ -182,8 +187,7 @@ class Trainer:
 
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""
-        found, note = None, {}
-        pretrained = Pretrained(self.config)
+        found, note, pretrained = None, {}, self.pretrained
         if self.world.reports:
             found = resume.find(self.run, self.config, self.source.data_digest, warn, pretrained.digests)
             if found:

@@ -105,7 +105,10 @@ class NetworkConfig:
         "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
     )
     split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
-    freeze: str = key("layers that stay as they are: none | stem | all | up to a module, as layer3", default="none")
+    freeze: str = key(
+        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3",
+        default="none",
+    )
 
     @property
     def label(self) -> str:

@@ -98,12 +98,12 @@ def of_one_size(jobs: Sequence[Job], ranks: int | None) -> tuple[list[Job], int 
     sizes = {job.name: auto_size(job.config, ranks) for job in jobs if job.config.ensemble.size == "auto"}
     if len(set(sizes.values())) < 2:
         return list(jobs), None
-    size = min(sizes.values())
+    least = 2 if any(needs_w(job.config) for job in jobs) else 1  # w compares two, and may live beside one of them
+    size = max(least, min(sizes.values()))
     sized = [Job(job.name, (*job.overrides, f"ensemble.size={size}")) if job.name in sizes else job for job in jobs]
     return sized, size
 
 
 def auto_size(config: Config, ranks: int | None) -> int:
     own = own_ranks(needs_w(config), config.redundancy.ranks)
-    found = fitting(ranks or ranks_for(config), own, config.ensemble.replicas)
-    return max(2, found) if needs_w(config) else found  # w compares two at least, and may live beside one of them
+    return fitting(ranks or ranks_for(config), own, config.ensemble.replicas)
