@@ -35,7 +35,7 @@ from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.evaluator import BATCH, Evaluator
 from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.readings import Readings, read
-from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator
+from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator, rows_for_w
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
@@ -410,12 +410,15 @@ class Trainer:
     def validate(self) -> None:
         """Reads the held-out images, and some of the training set; all ranks together, or none if one is stopped."""
         splits = {name: split for name, split in (("val", self.source.val), ("train_set", self.watched)) if len(split)}
+        rows = {"val": rows_for_w(self.source), "train_set": torch.arange(0)}  # whose features are wanted
         readings: dict[str, dict[int, Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():
                 noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
                 progress = self.tracker.stage(len(split), noun)
-                readings[name] = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
+                readings[name] = read(
+                    self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress, rows[name]
+                )
                 progress.clear()
         self.stopping = bool(self.control.agree(len(readings) < len(splits)))
         if self.stopping:

@@ -155,7 +155,7 @@ class SameCrops(ImageFolder):
         super().__init__(str(folder))
         self.source = source
 
-    def __getitem__(self, item: Item) -> tuple[Tensor, int]:  # type: ignore[override]
+    def __getitem__(self, item: Item) -> tuple[Tensor, int]:
         place, (left, top, width, height), flipped = item
         path, label = self.samples[place]
         image = F.resized_crop(self.loader(path), top, left, height, width, [self.source.size] * 2)

@@ -145,7 +145,8 @@ class DaliBoxes(DaliDecoder):
         super().__init__(config, source, batch_size, device)
 
     def graph(self) -> object:
-        return decoded(*fn.external_source(source=self.feed, num_outputs=3), "cpu")
+        files, starts, shapes = fn.external_source(source=self.feed, num_outputs=3)
+        return decoded(files, starts, shapes, "cpu")
 
     def feed(self) -> tuple[Any, ...]:
         raw, files = next(self.raw)

@@ -26,7 +26,7 @@ from dicedist.evaluation import calibration
 from dicedist.evaluation.detection import EVERY_SET, INDEPENDENCE, Lens, Scorer, Scores, detect
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.fusing import Fusing
-from dicedist.evaluation.readings import Readings, read_batches
+from dicedist.evaluation.readings import Readings, inside, read_batches
 from dicedist.evaluation.redundancy import estimate, fresh_estimates
 from dicedist.metrics.features import Reference
 
@@ -85,8 +85,8 @@ class Evaluator:
         batches, start = [], 0
         for own in read_batches(self.hosted, split, self.source, BATCH, self.device, progress, fusing):
             size = min(BATCH, len(split) - start)
-            inside_X = None if keep_N is None else keep_N[(start <= keep_N) & (keep_N < start + size)] - start
-            batches.append(self.collect_batch(own, size, lens, inside_X, wants_logits))
+            kept_X = None if keep_N is None else inside(keep_N, start, size)
+            batches.append(self.collect_batch(own, size, lens, kept_X, wants_logits))
             start += size
         progress.clear()
         found = [batch for batch in batches if batch is not None]

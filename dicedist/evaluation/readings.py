@@ -4,7 +4,7 @@ Legend: B inputs of a batch, N inputs, D features, K classes.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ class Readings:
     means_ND: Tensor
     scales_ND: Tensor
 
+    def with_features_of(self, rows_X: Tensor | slice) -> "Readings":
+        return replace(self, means_ND=self.means_ND[rows_X], scales_ND=self.scales_ND[rows_X])
+
     @classmethod
     def joined(cls, batches: Sequence["Readings"]) -> "Readings":
         columns = ("logits_NK", "means_ND", "scales_ND")
@@ -38,10 +41,19 @@ def read(
     batch_size: int,
     device: torch.device,
     progress: SilentProgress = SILENT,
+    rows_N: Tensor | None = None,
 ) -> dict[int, Readings]:
-    """What every hosted member makes of the whole split."""
-    batches = list(read_batches(hosted, split, source, batch_size, device, progress))
+    """What every hosted member makes of the whole split. rows_N: whose features are kept; None: those of all."""
+    batches: list[dict[int, Readings]] = []
+    for nth, found in enumerate(read_batches(hosted, split, source, batch_size, device, progress)):
+        kept_X = slice(None) if rows_N is None else inside(rows_N, nth * batch_size, batch_size)
+        batches.append({member: own.with_features_of(kept_X) for member, own in found.items()})
     return {member: Readings.joined([batch[member] for batch in batches]) for member in hosted.members}
+
+
+def inside(rows_N: Tensor, start: int, size: int) -> Tensor:
+    """Those of the rows that lie in a batch, as places in it."""
+    return rows_N[(start <= rows_N) & (rows_N < start + size)] - start
 
 
 @torch.inference_mode()

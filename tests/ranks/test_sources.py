@@ -11,15 +11,24 @@ from tests.photographs import CLASSES, photograph
 from tests.support.processes import run_ranks
 from tests.support.tiny import asked_after, assert_same_run, tensors_of, train
 
-STEPS = 6
+STEPS = 4
 SOURCES = {
     "files": ["data=files", "data.root={images}", "data.size=16", "network=resnet8"],
     "list": ["data=files", "data.root={images}/list.csv", "data.size=16", "network=resnet8", "data.balance=true"],
     "shards": ["data=shards", "data.root={images}/packed", "data.size=16", "network=resnet8"],
     "vectors": ["data=vectors", "data.root={images}/table.npz", "network=mlp", "network.width=16", "network.inputs=5"],
-    "own": ["data=own", "data._target_=tests.support.leaves.Leaves", "data.trusted=true", "data.root=40"],
+    "own": [
+        "data=own",
+        "data._target_=tests.support.leaves.Leaves",
+        "data.trusted=true",
+        "data.root=40",
+        "data.size=16",
+    ],
 }
-SMALL = ["data.num_threads=2", "data.per_member=true", "epochs=2", f"max_steps={STEPS}"]
+SMALL = [
+    "data.num_threads=2", "data.per_member=true", "epochs=2", f"max_steps={STEPS}", "evaluate.train_images=8",
+    "redundancy.num_steps=1", "redundancy.num_samples=1",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """A training on images that are decoded on the fly: evaluated, with a gallery."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from dicedist import train
+from dicedist import evaluate, train
 from tests.support import tiny
 
 
@@ -35,3 +36,8 @@ def test_it_is_trained_and_evaluated(tmp_path, root):
     train.run([*keys, *settings, f"run.dir={tmp_path}"])
     assert json.loads((tmp_path / "tiny" / "evaluation.json").read_text())["num_inputs"] == 8
     assert 'id="gallery"' in (tmp_path / "tiny" / "report.html").read_text()
+    for split in ("train", "test"):
+        shutil.copytree(root / split / "elm", tmp_path / "more" / split / "oak")
+        shutil.copytree(root / split, tmp_path / "more" / split, dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="trained on 2 classes, and the images of data.root have 3: name the data of"):
+        evaluate.run([f"run={tmp_path / 'tiny'}", f"data.root={tmp_path / 'more'}"])

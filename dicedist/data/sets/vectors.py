@@ -139,8 +139,8 @@ def read_arrays(path: Path, label_column: str) -> Table:
         raise ValueError(f"{path}: x is {x.dtype}, write numbers")
     if y is not None and (y.dtype.kind not in "iu" or y.ndim != 1):
         raise ValueError(f"{path}: y is {y.dtype} {list(y.shape)}, write whole numbers [N] from 0, and class_names")
-    names = None if names is None else [str(name) for name in names]
-    return Table(x.astype(np.float32), None if y is None else y.tolist(), None, names)
+    class_names = None if names is None else [str(name) for name in names]
+    return Table(x.astype(np.float32), None if y is None else y.tolist(), None, class_names)
 
 
 def numbers_of(file: Any, name: str) -> NDArray[Any]:
