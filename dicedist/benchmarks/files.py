@@ -40,7 +40,7 @@ NUMBER, SIZE = 20_000, 224
 CLASSES = 10
 SIDES = (300, 700)  # pixels, at least and at most
 SPELL, ROUNDS = 3.0, 5  # seconds that an alternative is measured at a time
-FOLDER, FILES, PEAK = "ImageFolder", "MiB of all files", "peak MiB of the rank"
+FOLDER, FILES, PEAK = "ImageFolder", "MiB of the files", "peak MiB of the rank"
 MIB = 2**20
 Item = tuple[int, list[int], bool]  # place in the ImageFolder, box, flipped
 
@@ -59,21 +59,28 @@ def files(config: Config) -> list[dict[str, Any]]:
         packed = Path(scratch) / "shards"
         pack(Path(str(data.root)).expanduser(), packed, 1000)
         settings = {"files": data, "shards": dataclasses.replace(data, name="shards", root=str(packed))}
-        for source in settings.values():
-            sources.load(source)  # lists the images, once for all processes
-        return [row for threads in (1, 2) for row in measured(settings, config.batch_size, threads)]
+        listed = [sources.load(each) for each in settings.values()]  # once for all processes
+        read = {FILES: sum(map(os.path.getsize, paths_of(listed[0]))) / MIB}
+        return [row | read for threads in (1, 2) for row in measured(settings, config.batch_size, threads)]
+
+
+def paths_of(source: Source) -> list[str]:
+    encoded = source.train.inputs_R
+    assert isinstance(encoded, Encoded)
+    return [encoded.name(row) for row in range(len(encoded))]
 
 
 def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> list[dict[str, Any]]:
     """A row for each alternative. The peak of a rank's memory is taken after it has read all images."""
     pipelines = ["dali", "torch"] if uses_dali(dataclasses.replace(settings["files"], pipeline="auto")) else ["torch"]
     names = [("files", FOLDER), *((kind, pipeline) for kind in settings for pipeline in pipelines)]
-    context, ends = multiprocessing.get_context("spawn"), {}
+    context, ends, processes = multiprocessing.get_context("spawn"), {}, []
     for kind, name in names:
         ends[kind, name], far_end = context.Pipe()
         ours = dataclasses.replace(settings[kind], pipeline="torch" if name == FOLDER else name, num_threads=threads)
         arguments = (name == FOLDER, ours, batch_size, far_end)
-        context.Process(target=serve, args=arguments, daemon=True).start()
+        processes.append(context.Process(target=serve, args=arguments, daemon=True))
+        processes[-1].start()
         far_end.close()  # so that the pipe breaks with the process
     turns = [{place: asked(end, "images/s") for place, end in ends.items()} for _ in range(ROUNDS)]
     rows = []
@@ -81,8 +88,10 @@ def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> 
         times = statistics.median(turn[kind, name] / turn["files", FOLDER] for turn in turns)
         row = {"source": kind, "pipeline": name, "threads": threads, f"times {FOLDER}": times}
         speed = statistics.median(turn[kind, name] for turn in turns)
-        row |= {"images/s": speed, FILES: asked(end, FILES), PEAK: None if name == FOLDER else asked(end, PEAK)}
-        rows.append(row)
+        rows.append({**row, "images/s": speed, PEAK: None if name == FOLDER else asked(end, PEAK)})
+        end.close()
+    for process in processes:
+        process.join()  # so that none disturbs what is measured next
     return rows
 
 
@@ -99,12 +108,9 @@ def serve(theirs: bool, config: DataConfig, batch_size: int, requests: Connectio
         tune_malloc()
     with cores(config.num_threads):
         source = sources.load(config)
-        encoded = source.train.inputs_R
-        assert isinstance(encoded, Encoded)
         sizes = (their_batches if theirs else our_batches)(source, config, batch_size)
         answers = {
             "images/s": lambda: images_per_second(sizes, SPELL),
-            FILES: lambda: sum(len(encoded.read(row)) for row in range(len(encoded))) / MIB,
             PEAK: lambda: peak_of_an_epoch(sizes, len(source.train)) / MIB,
         }
         try:

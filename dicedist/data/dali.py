@@ -138,10 +138,8 @@ class DaliBoxes(DaliDecoder):
     """On a CPU DALI decodes the boxes and torch does the rest, a batch ahead: it resizes five times as fast there."""
 
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
-        self.rest, self.drawn = (
-            TorchDecoder(config, source, device),
-            deque[Augmentation](),
-        )  # of batches in the pipeline
+        self.rest = TorchDecoder(config, source, device)
+        self.drawn: deque[Augmentation] = deque()  # of the batches that DALI has been given
         super().__init__(config, source, batch_size, device)
 
     def graph(self) -> object:

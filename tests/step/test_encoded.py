@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
-from dicedist import evaluate, train
+from dicedist import Ensemble, evaluate, export, train
 from tests.support import tiny
 
 
@@ -24,18 +25,25 @@ def root(tmp_path_factory):
 
 
 def test_it_is_trained_and_evaluated(tmp_path, root):
-    keys = [key for key in tiny.TINY if not key.startswith(("data=", "ensemble", "epochs"))]
-    settings = [
-        "data=files",
-        f"data.root={root}",
-        "data.size=16",
-        "ensemble.size=1",
-        "method=ind",
-        "epochs=1",
-    ]
-    train.run([*keys, *settings, f"run.dir={tmp_path}"])
+    timm = pytest.importorskip("timm")
+    published = timm.create_model("test_resnet")
+    save_file(published.state_dict(), tmp_path / "weights.safetensors")
+    keys = [key for key in tiny.TINY if not key.startswith(("data=", "ensemble", "epochs", "network"))]
+    train.run([
+        *keys, "data=files", f"data.root={root}", "data.size=16", "ensemble.size=1", "method=ind", "epochs=1",
+        "network=timm/test_resnet", f"network.pretrained={tmp_path / 'weights.safetensors'}", f"run.dir={tmp_path}",
+    ])  # fmt: skip
     assert json.loads((tmp_path / "tiny" / "evaluation.json").read_text())["num_inputs"] == 8
     assert 'id="gallery"' in (tmp_path / "tiny" / "report.html").read_text()
+    export.run([f"run={tmp_path / 'tiny'}", "format=safetensors", f"output={tmp_path / 'one.safetensors'}"])
+    for saved in (tmp_path / "tiny", tmp_path / "one.safetensors"):  # normalised as the weights want it, not the data
+        about = Ensemble.load(saved).about
+        assert (tuple(about.mean), tuple(about.std)) == tuple(map(published.pretrained_cfg.get, ("mean", "std")))
+
+
+def test_data_of_more_classes_than_the_run_has(tmp_path, root):
+    keys = [key for key in tiny.TINY if not key.startswith("data=")]
+    train.run([*keys, "data=files", f"data.root={root}", "data.size=16", "max_steps=1", f"run.dir={tmp_path}"])
     for split in ("train", "test"):
         shutil.copytree(root / split / "elm", tmp_path / "more" / split / "oak")
         shutil.copytree(root / split, tmp_path / "more" / split, dirs_exist_ok=True)

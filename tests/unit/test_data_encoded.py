@@ -16,7 +16,7 @@ from dicedist.data.encoded import examine, pixel_boxes
 from dicedist.data.order import resized_crops
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import load
-from tests.photographs import CLASSES, photograph
+from tests.support.photographs import CLASSES, photograph
 
 CPU = torch.device("cpu")
 BACKENDS = ["torch", "dali"]

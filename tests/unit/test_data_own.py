@@ -77,7 +77,7 @@ def test_vectors(config):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        (5, "[0] is a int, no pair"),
+        (5, "[0] is of type int, no pair"),
         ((PIXELS[0], 1, 2), "[0] is 3 things, no pair"),
         ((PIXELS[0], -1), "[0] has the class '-1': return a PIL image"),
         ((PIXELS[0], "ash"), "[0] has the class 'ash': return a PIL image"),

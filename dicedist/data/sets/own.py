@@ -60,7 +60,7 @@ class Items:
         except Exception as error:  # the user's code raises anything
             raise ValueError(f"{self.name}[{row}] raises {told(error)}") from error
         if not isinstance(found, tuple | list) or len(found) != 2:
-            kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+            kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
             raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {WANTED}")
         value, label = found
         if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label) or label < 0:
