@@ -4,6 +4,7 @@ Both sides decode the same boxes of the same files in the same order. Every alte
 rank has, and they take turns, so that a busy machine disturbs all of them alike.
 """
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -74,22 +75,23 @@ def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> 
     """A row for each alternative. The peak of a rank's memory is taken after it has read all images."""
     pipelines = ["dali", "torch"] if uses_dali(dataclasses.replace(settings["files"], pipeline="auto")) else ["torch"]
     names = [("files", FOLDER), *((kind, pipeline) for kind in settings for pipeline in pipelines)]
-    context, ends, processes = multiprocessing.get_context("spawn"), {}, []
-    for kind, name in names:
-        ends[kind, name], far_end = context.Pipe()
-        ours = dataclasses.replace(settings[kind], pipeline="torch" if name == FOLDER else name, num_threads=threads)
-        arguments = (name == FOLDER, ours, batch_size, far_end)
-        processes.append(context.Process(target=serve, args=arguments, daemon=True))
-        processes[-1].start()
-        far_end.close()  # so that the pipe breaks with the process
-    turns = [{place: asked(end, "images/s") for place, end in ends.items()} for _ in range(ROUNDS)]
-    rows = []
-    for (kind, name), end in ends.items():
-        times = statistics.median(turn[kind, name] / turn["files", FOLDER] for turn in turns)
-        row = {"source": kind, "pipeline": name, "threads": threads, f"times {FOLDER}": times}
-        speed = statistics.median(turn[kind, name] for turn in turns)
-        rows.append({**row, "images/s": speed, PEAK: None if name == FOLDER else asked(end, PEAK)})
-        end.close()
+    context, ends, processes, rows = multiprocessing.get_context("spawn"), {}, [], []
+    with contextlib.ExitStack() as closing:
+        for kind, name in names:
+            ends[kind, name], far_end = context.Pipe()
+            closing.enter_context(ends[kind, name])  # the process ends with it
+            pipeline = "torch" if name == FOLDER else name
+            settled = dataclasses.replace(settings[kind], pipeline=pipeline, num_threads=threads)
+            # Not as a daemon, which could not have workers.
+            processes.append(context.Process(target=serve, args=(name == FOLDER, settled, batch_size, far_end)))
+            processes[-1].start()
+            far_end.close()  # so that the pipe breaks with the process
+        turns = [{place: asked(end, "images/s") for place, end in ends.items()} for _ in range(ROUNDS)]
+        for (kind, name), end in ends.items():
+            times = statistics.median(turn[kind, name] / turn["files", FOLDER] for turn in turns)
+            row = {"source": kind, "pipeline": name, "threads": threads, f"times {FOLDER}": times}
+            speed = statistics.median(turn[kind, name] for turn in turns)
+            rows.append({**row, "images/s": speed, PEAK: None if name == FOLDER else asked(end, PEAK)})
     for process in processes:
         process.join()  # so that none disturbs what is measured next
     return rows

@@ -40,4 +40,4 @@ def test_rank_0_is_flat_in_the_training_set(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr
     few, many = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("peak"))
-    assert many - few < 20e6, (few, many)
+    assert many - few < 40e6, (few, many)
