@@ -153,7 +153,13 @@ def image_folder(source: Source, config: DataConfig, batch_size: int) -> DataLoa
     """A DataLoader as most trainers have it, in this process or with as many workers as we have threads."""
     dataset = SameCrops(Path(str(config.root)).expanduser() / "train", source)
     order, workers = Order(dataset, config, batch_size), config.num_threads if config.num_threads > 1 else 0
-    return DataLoader(dataset, batch_sampler=order, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(
+        dataset,
+        batch_sampler=order,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
 
 
 class SameCrops(ImageFolder):
