@@ -1,6 +1,7 @@
 """Measure this machine.
 
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
+    python -m dicedist.bench files             the same of 20,000 JPEGs beside torchvision's ImageFolder; memory
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
     python -m dicedist.bench batched           members of one device in turn, as one grouped network, on streams (GPU)
@@ -16,7 +17,7 @@
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
     python -m dicedist.bench corruptions       images/s of every corruption, at each severity
     python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
-    python -m dicedist.bench data data=files data.root=FOLDER data.size=224 network=resnet8     decoded on the fly
+    python -m dicedist.bench files data.train_limit=500     of fewer JPEGs, or of yours: data=files data.root=FOLDER
 
 Prints a table and writes bench-NAME.json.
 """
@@ -47,6 +48,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "data": "data.data",
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
+    "files": "files.files",
     "memory": "discriminator.memory",
     "methods": "methods.method_costs",
     "overlap": "overlap.overlap",

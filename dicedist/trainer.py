@@ -35,7 +35,7 @@ from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.evaluator import BATCH, Evaluator
 from dicedist.evaluation.fusing import fusing_of
 from dicedist.evaluation.readings import Readings, read
-from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator
+from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator, rows_for_w
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
@@ -78,13 +78,17 @@ def train(config: Config) -> None:
     check_members(config, method, placement.num_members, len(placement.member_ranks), len(placement.discriminators))
     images = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     source = normalised_as_published(images, config)
+    pretrained = Pretrained(config)
+    if this_rank() == REPORTER and resume.begins(run, config):
+        pretrained.digests()  # weights that do not fit, or cannot be had
     with joined(config.distributed.timeout, placement.parts) as world:
         with contextlib.ExitStack() as held:
             uploads = NoUploads()
             if world.reports:
                 held.enter_context(run_lock(run))
                 uploads = held.enter_context(uploading(run, config, warn))
-            unsent = Trainer(config, method, placement, source, world, uploads).train_and_evaluate()
+            trainer = Trainer(config, method, placement, source, world, uploads, pretrained)
+            unsent = trainer.train_and_evaluate()
     if unsent:
         raise Unsent(f"{run} is complete, but {' '.join(unsent)}")
 
@@ -98,8 +102,9 @@ class Trainer:
         source: sources.Source,
         world: World,
         uploads: NoUploads | None = None,
+        pretrained: Pretrained | None = None,
     ):
-        self.uploads = uploads or NoUploads()
+        self.uploads, self.pretrained = uploads or NoUploads(), pretrained or Pretrained(config)
         self.config, self.source, self.world, self.placement = config, source, world, placement
         self.method, self.control = method, world.control
         self.steps_per_epoch = num_batches(len(source.train), config.batch_size)
@@ -201,8 +206,7 @@ class Trainer:
 
     def continue_run(self) -> dict[str, Any] | None:
         """Restore what a run found in the folder has come to; what it remembers of its records."""
-        found, note = None, {}
-        pretrained = Pretrained(self.config)
+        found, note, pretrained = None, {}, self.pretrained
         if self.world.reports:
             found = resume.find(self.run, self.config, self.source.data_digest, warn, pretrained.digests)
             if found:
@@ -427,12 +431,15 @@ class Trainer:
     def validate(self) -> None:
         """Reads the held-out images, and some of the training set; all ranks together, or none if one is stopped."""
         splits = {name: split for name, split in (("val", self.source.val), ("train_set", self.watched)) if len(split)}
+        rows = {"val": rows_for_w(self.source), "train_set": torch.arange(0)}  # whose features are wanted
         readings: dict[str, dict[int, Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():
                 noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
                 progress = self.tracker.stage(len(split), noun)
-                readings[name] = read(self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress)
+                readings[name] = read(
+                    self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress, rows[name]
+                )
                 progress.clear()
         self.stopping = bool(self.control.agree(len(readings) < len(splits)))
         if self.stopping:

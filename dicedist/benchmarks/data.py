@@ -1,11 +1,7 @@
-"""Images per second of DALI, torch, and the DataLoader with torchvision transforms that most trainers use.
-
-Of images that are decoded on the fly, the DataLoader decodes the same files by PIL, as torchvision's ImageFolder does.
-"""
+"""Images per second of DALI, torch, and the DataLoader with torchvision transforms that most trainers use."""
 
 import contextlib
 import dataclasses
-import io
 import os
 import statistics
 import time
@@ -21,12 +17,12 @@ from torchvision import transforms
 from dicedist.config import Config
 from dicedist.config.schema import DataConfig
 from dicedist.data import sources, uses_dali
-from dicedist.data.encoded import Encoded
 from dicedist.data.order import padding
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
 
 CPU = torch.device("cpu")
+SPELL = 0.5  # seconds that a pipeline is measured at a time
 
 
 def data_throughput(
@@ -42,10 +38,9 @@ def data_throughput(
     rows = []
     for threads in num_threads:
         with cores(threads):
-            spell = 3.0 if isinstance(source.train.inputs_R, Encoded) else 0.5
             streams = {name: batch_sizes(name, threads, source, config, batch_size) for name in names}
             turns = [
-                {name: images_per_second(stream, spell) for name, stream in streams.items()} for _ in range(rounds)
+                {name: images_per_second(stream, SPELL) for name, stream in streams.items()} for _ in range(rounds)
             ]
         medians = {name: statistics.median(turn[name] for turn in turns) for name in names}
         for name, speed in medians.items():
@@ -55,6 +50,10 @@ def data_throughput(
 
 
 def data(config: Config) -> list[dict[str, Any]]:
+    if config.data.name in ("files", "shards"):
+        raise ValueError(
+            f"bench data is of images in memory: write bench files data=files data.root={config.data.root}"
+        )
     return data_throughput(sources.load(config.data), config.data, config.batch_size)
 
 
@@ -70,8 +69,7 @@ def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, bat
     """The sizes of an endless stream of batches."""
     if name == "dataloader":
         workers = threads if threads > 1 else 0
-        usual = TransformedFiles if isinstance(source.train.inputs_R, Encoded) else Transformed
-        loader = DataLoader(usual(source, config), batch_size, shuffle=True, num_workers=workers)
+        loader = DataLoader(Transformed(source), batch_size, shuffle=True, num_workers=workers)
         while True:
             yield from (len(labels_B) for _, labels_B in loader)
     ours = Loader(
@@ -86,7 +84,7 @@ def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, bat
 class Transformed(Dataset[tuple[Tensor, Tensor]]):
     """The usual way: one image at a time, through PIL."""
 
-    def __init__(self, source: Source, config: DataConfig):
+    def __init__(self, source: Source):
         self.images_NHWC, self.labels_N = source.train.images_NHWC.numpy(), source.train.labels_N
         self.transform = transforms.Compose(
             [
@@ -102,30 +100,6 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.transform(Image.fromarray(self.images_NHWC[index])), self.labels_N[index]
-
-
-class TransformedFiles(Dataset[tuple[Tensor, Tensor]]):
-    """What ImageFolder does with the transforms of most recipes, on whatever holds the files."""
-
-    def __init__(self, source: Source, config: DataConfig):
-        assert isinstance(source.train.inputs_R, Encoded)
-        self.read, self.split = source.train.inputs_R.read, source.train
-        self.transform = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(source.size, scale=tuple(config.crop_area)),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(source.mean, source.std),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        row = int(self.split.rows_of(torch.tensor([index]))[0])
-        image = Image.open(io.BytesIO(self.read(row))).convert("RGB")
-        return self.transform(image), self.split.labels_N[index]
 
 
 @contextlib.contextmanager

@@ -89,8 +89,7 @@ def place(
     """
     node_of = node_of or [0] * world_size
     own = own_ranks(needs_discriminator, ranks_of_w)
-    fitting = max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE
-    num_members = fitting if size == "auto" else int(size)
+    num_members = fitting(world_size, own, replicas) if size == "auto" else int(size)
     if needs_discriminator and num_members < 2:
         raise ValueError(
             f"this method compares members, so it needs at least 2 of them, not {num_members}: "
@@ -123,6 +122,11 @@ def place(
         crowd, held = [node_of[rank] for (rank,) in hosts], Counter(rank for (rank,) in hosts)
         discriminators = nearest(ranks, beside, node_of, crowd, held)
     return Placement(world_size, hosts, discriminators, called)
+
+
+def fitting(world_size: int, own: int, replicas: int) -> int:
+    """What ensemble.size=auto comes to. own: as `own_ranks` says."""
+    return max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE
 
 
 def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:

@@ -58,7 +58,7 @@ class DataConfig:
     split: str = key(
         "holdout: val_fraction of the training images is kept for validation | full", choices=("holdout", "full")
     )
-    val_fraction: float = key("share of each class that is held out")
+    val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     size: int = key("pixels of a side", at_least=8)
@@ -105,7 +105,10 @@ class NetworkConfig:
         "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
     )
     split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
-    freeze: str = key("layers that stay as they are: none | stem | all | up to a module, as layer3", default="none")
+    freeze: str = key(
+        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3",
+        default="none",
+    )
 
     @property
     def label(self) -> str:

@@ -20,9 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from dicedist.console.lines import printable
-from dicedist.data.images import as_rgb, refuse_outsized, shrink_and_crop
+from dicedist.data.images import ORIENTATION, as_rgb, refuse_outsized, shrink_and_crop
 
-ORIENTATION = 0x0112  # the EXIF tag
 TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
@@ -53,7 +52,7 @@ class Encoded:
         return pixel_boxes(self.sizes_R2[rows_B.numpy()], None if crops_B4 is None else crops_B4.numpy())
 
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
-        """The box, or the middle of the image, scaled to S pixels."""
+        """The box as it is, or the middle of the image, scaled to S pixels."""
         data = self.read(row)
         try:
             with Image.open(io.BytesIO(data)) as opened:
@@ -61,9 +60,7 @@ class Encoded:
                 if box is None:
                     return np.asarray(shrink_and_crop(image, self.size))
                 left, top, width, height = box
-                # Not resize(box=...), which would mix in pixels from beside the box.
-                inside = image.crop((left, top, left + width, top + height))
-                return np.asarray(inside.resize((self.size, self.size), Image.Resampling.BILINEAR))
+                return np.array(image.crop((left, top, left + width, top + height)))
         except Exception as error:  # a damaged file makes PIL raise anything
             raise ValueError(
                 f"{self.name(row)} cannot be decoded ({reason(error)}), though its head could be read: remove it"
@@ -123,5 +120,5 @@ def examine(data: bytes) -> Examined:
     return Examined(width, height, plain, zlib.crc32(data))
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__

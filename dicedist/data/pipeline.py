@@ -15,7 +15,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
 from dicedist.data import colours, uses_dali
 from dicedist.data.encoded import Boxes, Encoded
+from dicedist.data.images import resized
 from dicedist.data.order import (
     Augmentation,
     augmentation,
@@ -36,6 +36,8 @@ from dicedist.data.order import (
     resized_crops,
 )
 from dicedist.data.sources import Source, Split
+
+CACHED = 2**18  # pixels' colours that are normalised at a time: as floats they stay in a core's cache
 
 
 class RawBatch(NamedTuple):
@@ -159,9 +161,10 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
         return VectorPipeline(source, device)
     encoded = isinstance(source.train.inputs_R, Encoded)
     if device.type in ("cpu", "cuda") and uses_dali(config):
-        from dicedist.data.dali import DaliDecoder, DaliPipeline
+        from dicedist.data.dali import DaliBoxes, DaliDecoder, DaliPipeline
 
-        return (DaliDecoder if encoded else DaliPipeline)(config, source, batch_size, device)
+        decoder = DaliBoxes if device.type == "cpu" else DaliDecoder
+        return (decoder if encoded else DaliPipeline)(config, source, batch_size, device)
     return (TorchDecoder if encoded else TorchPipeline)(config, source, device)
 
 
@@ -231,13 +234,19 @@ class TorchDecoder(TorchPipeline):
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
         super().__init__(config, source, device)
-        self.num_threads = config.num_threads
+        self.num_threads, self.size = config.num_threads, config.size
 
     def view(self, raw: RawEncoded) -> Tensor:  # type: ignore[override]
         decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
-        images_BHWC = to_device(torch.from_numpy(np.stack(list(decoded))), self.device)
-        flips_B111 = to_device(raw.augmentation.flips_B, self.device)[:, None, None, None]
-        return self.finish(torch.where(flips_B111, images_BHWC.flip(2), images_BHWC), raw.augmentation.cutout_B2)
+        return self.views(map(torch.from_numpy, decoded), raw.augmentation)
+
+    def views(self, boxes: Iterable[Tensor], drawn: Augmentation) -> Tensor:
+        """Of decoded boxes [h, w, 3] of any size. One after another: an image fits into the cache, a batch does not."""
+        squares = (resized(box_HWC, self.size) for box_HWC in boxes)
+        flipped = [
+            square.flip(1) if flip else square for square, flip in zip(squares, drawn.flips_B.tolist(), strict=True)
+        ]
+        return self.finish(to_device(torch.stack(flipped), self.device), drawn.cutout_B2)
 
 
 class Standardise:
@@ -261,8 +270,12 @@ class Normalise:
         self.shift_WC = (-mean / std).float().repeat(source.size).to(device)
 
     def __call__(self, images_BHWC: Tensor) -> Tensor:
-        rows = images_BHWC.view(-1, len(self.scale_WC)).float().mul_(self.scale_WC).add_(self.shift_WC)
-        return rows.view(images_BHWC.shape).permute(0, 3, 1, 2)
+        rows = images_BHWC.view(-1, len(self.scale_WC))
+        views = torch.empty(rows.shape, device=rows.device)
+        at_once = len(rows) if rows.is_cuda else max(1, CACHED // len(self.scale_WC))
+        for some, normalised in zip(rows.split(at_once), views.split(at_once), strict=True):
+            torch.mul(some, self.scale_WC, out=normalised).add_(self.shift_WC)
+        return views.view(images_BHWC.shape).permute(0, 3, 1, 2)
 
 
 def evaluation_batches(

@@ -70,7 +70,7 @@ def refuse_unwritable(folder: Path, instead: str) -> None:
 def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
     """Opens the source that an earlier process prepared, or prepares it; in private memory if it cannot write."""
     kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
-    changes = ((str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    changes = ((os.path.relpath(file, root), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     folder = home() / "prepared" / kind / _short_digest(*changes)
     try:
         if not folder.exists():

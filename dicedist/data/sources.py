@@ -20,6 +20,7 @@ from dicedist.data.sets.own import Items
 from dicedist.data.sets.vectors import SETS as VECTOR_SETS
 
 VECTORS = "vectors"
+MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
     if config.split == "holdout":
         counts_K = labels_N.bincount()
         held_K = (counts_K * config.val_fraction).round().long().clamp(max=counts_K - 1)
+        if held_K.sum() > MOST_HELD_OUT:
+            held_K = (counts_K * (MOST_HELD_OUT / len(labels_N))).long()
         shuffled_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "split"))
         held_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
         if not held_N.any():

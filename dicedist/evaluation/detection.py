@@ -1,6 +1,6 @@
 """Scores that tell images of the training's kind from others, and how well each does on OOD sets and groups of them.
 
-Legend: M members, N inputs, D features, K classes.
+Legend: M members, B inputs of a batch, N inputs, D features, K classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,30 +12,50 @@ import torch
 from torch import Tensor
 
 from dicedist import metrics
-from dicedist.evaluation.readings import Readings
 from dicedist.metrics.features import Reference
 from dicedist.metrics.measures import OOD
 from dicedist.metrics.ood import auroc_resamples, percentiles
 
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
+INDEPENDENCE = "w_only"
 Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """All scores of an ensemble; those of w and of features only where there is a w, or training features."""
+class Lens:
+    """What scores read of features: their nearness to training features, and what w makes of them, where there are any.
+
+    It looks at one batch after another, so that the features of a split are never in memory together.
+    """
 
     average: str
-    independence: Callable[[Readings, Tensor], Tensor] | None  # the mean of 1 - w over pairs of members
+    independence: Callable[[Tensor, Tensor], Tensor] | None  # of means and labels: the mean of 1 - w over pairs
     reference: Reference | None
+
+    def __call__(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
+        seen = {}
+        if self.reference is not None:
+            seen["knn"] = self.reference.knn(means_MBD)
+            seen["mahalanobis"] = self.reference.mahalanobis(means_MBD)
+        if self.independence is not None:
+            labels_B = metrics.ensemble_logits(logits_MBK, self.average).argmax(1)
+            seen[INDEPENDENCE] = self.independence(means_MBD, labels_B)
+        return seen
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """All scores of an ensemble; those of w and of features only where a lens saw them."""
+
+    average: str
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
-    def __call__(self, readings: Readings) -> Scores:
-        logits_NK = metrics.ensemble_logits(readings.logits_NK, self.average)
-        mean_NK = metrics.ensemble_logits(readings.logits_NK)  # log-probabilities have no scale left
-        entropies = metrics.entropies(readings.logits_NK)
+    def __call__(self, logits_MNK: Tensor, seen: Scores) -> Scores:
+        logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
+        mean_NK = metrics.ensemble_logits(logits_MNK)  # log-probabilities have no scale left
+        entropies = metrics.entropies(logits_MNK)
         scores = {
             "max_softmax": metrics.confidence(logits_NK),
             "max_softmax_tempered": metrics.confidence(logits_NK / self.temperature),
@@ -43,23 +63,19 @@ class Scorer:
             "mutual_information": -entropies["mutual_information"],
             "max_logit": mean_NK.amax(1),
             "energy": mean_NK.logsumexp(1),
+            **seen,
         }
-        if self.reference is not None:
-            scores["knn"] = self.reference.knn(readings.means_ND)
-            scores["mahalanobis"] = self.reference.mahalanobis(readings.means_ND)
-        if self.independence is not None:
-            share_N = self.independence(readings, logits_NK)
-            scaled_NK = logits_NK * share_N[:, None]
-            scores["w_only"] = share_N
+        if INDEPENDENCE in seen:
+            scaled_NK = logits_NK * seen[INDEPENDENCE][:, None]
             scores["dice_x_w"] = metrics.confidence(scaled_NK)
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
         return scores
 
-    def used(self, readings: Readings) -> Tensor:
+    def used(self, logits_MNK: Tensor, seen: Scores) -> Tensor:
         """The score that predictions carry: DICE x w, or without w the largest probability."""
-        logits_NK = metrics.ensemble_logits(readings.logits_NK, self.average)
-        if self.independence is not None:
-            logits_NK = logits_NK * self.independence(readings, logits_NK)[:, None]
+        logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
+        if INDEPENDENCE in seen:
+            logits_NK = logits_NK * seen[INDEPENDENCE][:, None]
         return metrics.confidence(logits_NK)
 
 

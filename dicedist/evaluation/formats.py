@@ -57,7 +57,10 @@ def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> flo
         answers = read(draft)
         difference = largest_difference(ensemble, answers, (images, images[:1]))
         if not difference <= TOLERANCE:
-            raise ValueError(f"{output}: not written, what it answers is {difference:.1g} off what the networks answer")
+            remedy = "; write format=pt2, or train at the network's own data.size" if format == "onnx" else ""
+            raise ValueError(
+                f"{output}: not written, what it answers is {difference:.1g} off what the networks answer{remedy}"
+            )
         sync(draft)
         draft.replace(output)
     return difference

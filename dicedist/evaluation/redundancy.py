@@ -187,6 +187,10 @@ def load_discriminator(config: Config, method: Method, num_classes: int, found: 
     return w
 
 
+def rows_for_w(source: Source) -> Tensor:
+    return some_of_each(source.val.labels_N, READ_BY_W)
+
+
 def held_out_redundancy(
     config: Config,
     method: Method,
@@ -198,21 +202,19 @@ def held_out_redundancy(
 ) -> float | None:
     """Nats between two members of some held-out features, by w as it is now; all ranks call, the reporter is told.
 
-    readings: of all held-out inputs, by the members that this rank reads. w is copied to the reporter, which reads as
-    many inputs as one batch or a few have, so that it costs about a step.
+    readings: by the members that this rank reads, with the features of `rows_for_w`. w is copied to the reporter, which
+    reads as many inputs as one batch or a few have, so that it costs about a step.
     """
     if method.estimator is None or placement.discriminator is None:
         return None
-    w, rows_N, dims = hosted.w, some_of_each(source.val.labels_N, READ_BY_W), feature_dims(config, config.num_members)
+    w, rows_N, dims = hosted.w, rows_for_w(source), feature_dims(config, config.num_members)
     own = {} if w is None else {0: parameters_to_vector(w.parameters()).detach().cpu()}
     copied = build_counterpart(config, method, config.num_members, source.num_classes) if control.reports else None
     length = 0 if copied is None else sum(parameter.numel() for parameter in copied.parameters())
     weights = control.collect(own, [(length,)], [placement.discriminator])
     shapes = [(len(rows_N), width) for width in dims]
     means, scales = (
-        control.collect(
-            {member: values(reading)[rows_N] for member, reading in readings.items()}, shapes, placement.host_of
-        )
+        control.collect({member: values(reading) for member, reading in readings.items()}, shapes, placement.host_of)
         for values in (lambda reading: reading.means_ND, lambda reading: reading.scales_ND)
     )
     if weights is None or means is None or scales is None:

@@ -104,6 +104,11 @@ def add_shift(findings: Findings | None, name: str, evaluator: Evaluator, shift:
 def normalised_as_trained(source: sources.Source, found: checkpoint.Checkpoint) -> sources.Source:
     """A checkpoint from before this was kept has the normalisation of the data."""
     kept = found.about.get("source")
+    if kept is not None and len(kept["class_names"]) != source.num_classes:
+        raise ValueError(
+            f"the run was trained on {len(kept['class_names'])} classes, and the {source.kind} of data.root have "
+            f"{source.num_classes}: name the data of the run"
+        )
     return source if kept is None else replace(source, mean=tuple(kept["mean"]), std=tuple(kept["std"]))
 
 

@@ -23,7 +23,7 @@ def measure_shift(evaluator: Evaluator, shift: Shift, average: str, temperature:
     readings = evaluator.collect(shift.clean, "test images") if shift.clean else None
     by_severity: dict[str, list[dict[str, Any]]] = {}
     if readings is not None and shift.clean is not None:
-        by_severity[CLEAN] = [measured(readings.logits_NK, shift.clean.labels_N, average, temperature)]
+        by_severity[CLEAN] = [measured(readings.logits_MNK, shift.clean.labels_N, average, temperature)]
     sets: dict[str, dict[str, Any]] = {}
     num_inputs = 0
     for name, severity, split in shift.sets:
@@ -31,7 +31,7 @@ def measure_shift(evaluator: Evaluator, shift: Shift, average: str, temperature:
         if readings is None:
             continue
         num_inputs = len(split)
-        found = measured(readings.logits_NK, split.labels_N, average, temperature)
+        found = measured(readings.logits_MNK, split.labels_N, average, temperature)
         sets.setdefault(name, {})[str(severity)] = found
         by_severity.setdefault(str(severity), []).append(found)
     if not sets:

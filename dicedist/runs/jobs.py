@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.placement import ranks_of
+from dicedist.cluster.placement import fitting, own_ranks, ranks_of
 from dicedist.config import Config, compose_config
 from dicedist.runs.run import Run
 from dicedist.runs.warm import Fork
@@ -50,7 +50,11 @@ class Job:
         return (trained.epochs, trained.max_steps) == (self.config.epochs, self.config.max_steps)
 
     def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen | Fork:
-        """Starts or continues the run, on the given GPUs only, with its output in the log."""
+        """Starts or continues the run, on the given GPUs only, with its output in the log.
+
+        ranks: as many as there is room for; a run whose parts are fewer starts fewer.
+        """
+        ranks = min(ranks, most_ranks(self.config) or ranks)
         if ranks == 1 and log is not None and not torch.cuda.is_available():
             return Fork(self.overrides, log.name)
         launch = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
@@ -70,7 +74,36 @@ def num_devices() -> int:
 
 def ranks_for(config: Config) -> int:
     """One rank per part, as far as there are devices."""
-    size, needs_w, devices = config.ensemble.size, Method(config.method).counterpart is not None, num_devices()
-    if not isinstance(size, int):
-        return devices if devices > 2 or not needs_w else 1  # two would hold the discriminator w and only one member
-    return min(devices, ranks_of(size, needs_w, config.ensemble.replicas, config.redundancy.ranks))
+    devices = num_devices()
+    if (most := most_ranks(config)) is not None:
+        return min(devices, most)
+    return devices if devices > 2 or not needs_w(config) else 1  # two would hold w and only one member
+
+
+def most_ranks(config: Config) -> int | None:
+    """One for each part; None with ensemble.size=auto, which is as large as there are ranks."""
+    size, replicas = config.ensemble.size, config.ensemble.replicas
+    return ranks_of(size, needs_w(config), replicas, config.redundancy.ranks) if isinstance(size, int) else None
+
+
+def needs_w(config: Config) -> bool:
+    return Method(config.method).counterpart is not None
+
+
+def of_one_size(jobs: Sequence[Job], ranks: int | None) -> tuple[list[Job], int | None]:
+    """Where ensemble.size=auto would differ between the jobs, they get the smallest size: only then do they compare.
+
+    ranks: that each is given; None: as `ranks_for` says. The size is None where nothing had to be done.
+    """
+    sizes = {job.name: auto_size(job.config, ranks) for job in jobs if job.config.ensemble.size == "auto"}
+    if len(set(sizes.values())) < 2:
+        return list(jobs), None
+    least = 2 if any(needs_w(job.config) for job in jobs) else 1  # w compares two, and may live beside one of them
+    size = max(least, min(sizes.values()))
+    sized = [Job(job.name, (*job.overrides, f"ensemble.size={size}")) if job.name in sizes else job for job in jobs]
+    return sized, size
+
+
+def auto_size(config: Config, ranks: int | None) -> int:
+    own = own_ranks(needs_w(config), config.redundancy.ranks)
+    return fitting(ranks or ranks_for(config), own, config.ensemble.replicas)

@@ -4,6 +4,7 @@ A checkpoint has all weights, so what continues, evaluates or exports a run need
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -19,6 +20,7 @@ from dicedist.algorithm.build import weightless
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import Config
+from dicedist.console.lines import say
 from dicedist.data.sources import Source
 
 Weights = dict[str, Tensor]  # by the names of the library, or of the network's own state dict
@@ -55,6 +57,8 @@ class Pretrained:
         """sha256 by member, empty for random weights; None if all are random."""
         if not any(each is not None for each in self.chosen):
             return None
+        if wanted := sorted({name for name, each in zip(self.names, self.chosen, strict=True) if each is True}):
+            say(f"loading the published weights of {', '.join(wanted)}")
         return ["" if each is None else self.of(member)[1] for member, each in enumerate(self.chosen)]
 
     def of(self, member: int) -> tuple[Weights, str]:
@@ -101,6 +105,7 @@ def fill(encoder: Network, whole: Network, weights: Weights) -> None:
 def published(name: str) -> Weights:
     """What torchvision or timm offers under this name: from its cache, or downloaded into it."""
     library, _, model = name.partition("/")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its lines about every further try
     try:
         if library == "timm":
             return import_module("timm").create_model(model, pretrained=True, num_classes=0).state_dict()

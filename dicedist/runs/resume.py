@@ -43,6 +43,11 @@ def config_in(bucket: Bucket) -> Config | None:
     return None if text is None else parse_config(text.decode(errors="replace"), Path(f"{bucket}/{CONFIG}"))
 
 
+def begins(run: Run, config: Config) -> bool:
+    """Whether it can be told already that there is nothing to continue from."""
+    return config.run.remote is None and not checkpoint.saved(run.checkpoints)
+
+
 def config_before(run: Run, config: Config) -> Config | None:
     """That of the run that is continued, which knows what keys of the value auto have come to."""
     continues = config.resume != "never" and run.config_file.is_file()

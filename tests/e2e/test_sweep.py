@@ -5,6 +5,7 @@ import re
 import pytest
 
 from dicedist import sweep
+from dicedist.cluster.placement import place
 from dicedist.runs import jobs, queue
 
 TINY = [
@@ -62,6 +63,28 @@ def test_names_and_values(tmp_path):
     config = found[3].config
     assert (config.redundancy.delta, config.seed, config.run.name) == ("auto", 1, "delta-auto_seed-1")
     assert config.tracking.experiment == "trial"
+
+
+@pytest.mark.parametrize(
+    ("devices", "nproc", "size", "ranks"),
+    [(2, None, 2, [2, 2]), (5, None, 4, [4, 5]), (8, 2, 2, [2, 2]), (1, None, None, [1, 1])],
+)
+def test_methods_are_compared_at_one_size(tmp_path, monkeypatch, devices, nproc, size, ranks):
+    monkeypatch.setattr(jobs, "num_devices", lambda: devices)
+    _, found = sweep.combinations(["method=ind,dice"], tmp_path, "trial")
+    found, common = jobs.of_one_size(found, nproc)
+    assert common == size
+    assert [job.config.ensemble.size for job in found] == [size or "auto"] * 2
+    most = nproc or max(jobs.ranks_for(job.config) for job in found)
+    started = []
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(jobs, "Fork", lambda overrides, log: started.append([]))
+    for job in found:
+        job.start(most)
+    given = [next((word for word in command if "nproc" in word), "=1") for command in started]
+    assert [int(word.partition("=")[2]) for word in given] == ranks
+    needs = [False, True]
+    assert [place(n, size or "auto", w).num_members for n, w in zip(ranks, needs, strict=True)] == [size or 4] * 2
 
 
 def test_gpus_are_dealt_out(monkeypatch):

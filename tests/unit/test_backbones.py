@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from dicedist import trainer
 from dicedist.algorithm.build import build_hosted, check_members
 from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.networks import build
@@ -63,7 +64,7 @@ def test_a_tail_that_begins_with_an_activation_does_not_spoil_the_trunk():
             "network.split=layer9: torchvision/resnet18 has no such module, write one of conv1",
         ),
         ({"split": "layer3.0.conv1"}, "what follows in torchvision/resnet18 also reads .*, which comes before"),
-        ({"freeze": "layer9"}, "network.freeze=layer9: write none, stem, all, or a module such as conv1, layer1.0"),
+        ({"freeze": "layer9"}, "write none, stem, all, stage1 to stage4, or a module such as layer1, layer2, layer3, "),
     ],
 )
 def test_mistakes_are_one_line(settings, message):
@@ -99,6 +100,19 @@ def test_what_is_frozen_stays_in_every_part(structure):
     part = hosted.trunk or hosted.members[0]
     learning = {id(parameter) for group in part.optimizer.param_groups for parameter in group["params"]}
     assert learning == {id(parameter) for parameter in part.module.parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("torchvision/resnet18", "layer3"), ("timm/test_convnext", "stages.2"), ("timm/test_vit", "blocks.2")],
+)
+def test_stages_have_the_same_names_in_every_network(name, module):
+    by_stage, by_module = (network(name, freeze=until) for until in ("stage3", module))
+    learning, expected = (
+        [name for name, parameter in each.named_parameters() if parameter.requires_grad]
+        for each in (by_stage, by_module)
+    )
+    assert learning == expected and 0 < len(learning) < len(list(by_stage.parameters()))
 
 
 def test_a_trunk_may_be_frozen_whole():
@@ -192,6 +206,14 @@ def test_without_a_network_published_weights_are_refused(monkeypatch):
     monkeypatch.setattr(timm, "create_model", unreachable)
     with pytest.raises(ValueError, match="timm/test_vit could not be had .no route to host and more.: without a net"):
         published("timm/test_vit")
+
+
+def test_weights_are_refused_before_ranks_join(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "joined", lambda *arguments: pytest.fail("ranks join"))
+    config = configured("network=timm/test_vit", f"network.pretrained={weights}", f"run.dir={tmp_path}")
+    with pytest.raises(ValueError, match="is of another architecture: it lacks cls_token"):
+        trainer.train(config)
+    assert not (tmp_path / config.run.name).exists()
 
 
 def test_images_are_normalised_as_the_weights_want_them():

@@ -16,7 +16,7 @@ from dicedist.data.encoded import examine, pixel_boxes
 from dicedist.data.order import resized_crops
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import load
-from tests.photographs import CLASSES, photograph
+from tests.support.photographs import CLASSES, photograph
 
 CPU = torch.device("cpu")
 BACKENDS = ["torch", "dali"]
@@ -225,11 +225,17 @@ def test_damaged_files_are_named_or_counted(folder, config, tmp_path, caplog):
                 photograph(rng, root / split / name / f"{place}.jpg", 60, 40)
     cut = root / "train" / "elm" / "1.jpg"
     cut.write_bytes(cut.read_bytes()[:-300])
-    with pytest.raises(ValueError, match=r"1 images cannot be decoded \(train/elm/1.jpg: .*truncated"):
+    with pytest.raises(ValueError, match=r"1 image cannot be decoded \(train/elm/1.jpg: .*truncated"):
         load(config("files", root=str(root), on_corrupt="refuse"))
     caplog.set_level(logging.WARNING)
     source = load(config("files", root=str(root), on_corrupt="skip"))
     assert source.train.labels_N.bincount().tolist() == [3, 2, 3] and "left out train/elm/1.jpg" in caplog.text
+    spoilt = root / "train" / "ash" / "spoilt.png"
+    photograph(rng, spoilt, 60, 40)
+    whole = spoilt.read_bytes()
+    spoilt.write_bytes(whole[: len(whole) // 2] + bytes(60) + whole[len(whole) // 2 + 60 :])
+    source = load(config("files", root=str(root), on_corrupt="skip"))  # head and end are as they should be
+    assert source.train.labels_N.bincount().tolist() == [3, 2, 3] and "left out train/ash/spoilt.png" in caplog.text
     last = root / "train" / "oak" / "2.jpg"
     last.write_bytes(b"short")
     with pytest.raises(ValueError, match=r"oak/2.jpg had [\d,]+ bytes at the start, and now has 5"):
@@ -254,5 +260,8 @@ def test_a_list_names_paths_labels_and_splits(folder, config, tmp_path):
     source = load(config("files", root=str(folder / "list.csv")))
     assert (len(source.train), len(source.test), source.class_names) == (6, 3, list(CLASSES))
     (folder / "list.csv").unlink()
+    (tmp_path / "absolute.csv").write_text("\n".join(["path,label,split", *(f"{folder}/{row}" for row in rows)]))
+    elsewhere = load(config("files", root=str(tmp_path / "absolute.csv")))
+    assert elsewhere.train.take(torch.arange(6)).equal(source.train.take(torch.arange(6)))
     with pytest.raises(ValueError, match="holds no train-\\*.tar: python -m dicedist.data pack"):
         load(config("shards", root=str(tmp_path)))

@@ -77,7 +77,9 @@ def test_vectors(config):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        (5, "[0] is no pair"),
+        (5, "[0] is of type int, no pair"),
+        ((PIXELS[0], 1, 2), "[0] is 3 things, no pair"),
+        ((PIXELS[0], -1), "[0] has the class '-1': return a PIL image"),
         ((PIXELS[0], "ash"), "[0] has the class 'ash': return a PIL image"),
         ((PIXELS[0].astype(np.float32), 1), "[0] is float32 [20, 24, 3]: return a PIL image"),
         ((np.array([1.0, np.nan]), 1), "[0] holds a value that is no finite number"),
@@ -87,6 +89,42 @@ def test_wrong_answers(config, monkeypatch, answer, line):
     monkeypatch.setattr(Wrong, "answer", answer)
     with pytest.raises(ValueError, match=re.escape(line)):
         load(config(Wrong))
+
+
+class Raising(Pictures):
+    def __getitem__(self, index):
+        raise KeyError("leaf\n17")
+
+
+class Uneven(Numbers):
+    def __getitem__(self, index):
+        return VECTORS[0][: 2 + index % 2], index % 2
+
+
+class Lying(Pictures):
+    @property
+    def labels(self):
+        return [1] * len(self)
+
+
+class Lost(Pictures):
+    def __init__(self, split, root):
+        open("/nowhere/leaves.txt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (Raising, "Raising('train')[0] raises KeyError: 'leaf\\n17'"),
+        (Uneven, "Uneven('train') returns inputs of the shapes [(2,), (3,)]: return one width"),
+        (Lying, "Lying('train')[0] has the class 0, and its labels say 1"),
+        (Lost, "mine.Lost cannot be made of ('train', None): FileNotFoundError: [Errno 2] No such file"),
+    ],
+)
+def test_classes_that_go_wrong(config, kind, line):
+    with pytest.raises(ValueError, match=re.escape(line)) as raised:
+        load(config(kind))
+    assert "\n" not in str(raised.value)
 
 
 def test_refusals(config, monkeypatch):

@@ -82,6 +82,15 @@ def test_holdout_leaves_every_class_in_training(data_config):
         holdout(labels, data_config("folder", val_fraction=0.05))
 
 
+def test_no_more_is_held_out_than_rank_0_can_gather(data_config, monkeypatch):
+    monkeypatch.setattr("dicedist.data.sources.MOST_HELD_OUT", 60)
+    labels = torch.arange(4000) % 4
+    labels[:400] = 0
+    train, val = holdout(labels, data_config("folder", val_fraction=0.05))
+    assert len(train) + len(val) == 4000 and 56 <= len(val) <= 60
+    assert labels[val].bincount().tolist() == (labels.bincount() * 60 // 4000).tolist()
+
+
 def test_labels_outside_the_classes():
     about = {"class_names": ["a", "b"]}
     labels = np.array([0, 1, 2])

@@ -7,8 +7,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import NearestNeighbors
 
-from dicedist.evaluation.detection import Scorer, detect
-from dicedist.evaluation.readings import Readings
+from dicedist.evaluation.detection import Lens, Scorer, detect
 from dicedist.metrics import ood
 from dicedist.metrics.features import NEIGHBOURS, Reference
 from dicedist.metrics.ood import auroc_resamples, percentiles
@@ -81,16 +80,16 @@ def test_resampled_auroc_equals_resampling_by_hand():
     assert low < ood(inside, outside)["auroc"] < high
 
 
-def readings(seed, shift=0.0, M=3, N=80, K=4):
-    return Readings(
-        drawn(M, N, K, seed=seed, shift=shift), drawn(M, N, 6, seed=seed + 1, shift=shift), torch.ones(M, N, 6)
-    )
+def seen(seed, lens, shift=0.0, M=3, N=80, K=4):
+    """The logits of some inputs, and what a lens sees of their features."""
+    logits_MNK = drawn(M, N, K, seed=seed, shift=shift)
+    return logits_MNK, lens(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
 
 
 def test_scores_by_plain_numpy(reference):
-    own = readings(7)
-    found = Scorer("logits", lambda readings, logits_NK: torch.full((80,), 0.5), reference[0])(own)
-    logits = own.logits_NK.numpy().astype(float)
+    logits_MNK, found = seen(7, Lens("logits", lambda means_MND, labels_N: torch.full((80,), 0.5), reference[0]))
+    found = Scorer("logits")(logits_MNK, found)
+    logits = logits_MNK.numpy().astype(float)
     mean = logits.mean(0)
     assert found["energy"].numpy() == pytest.approx(np.log(np.exp(mean).sum(1)))
     assert found["max_logit"].numpy() == pytest.approx(mean.max(1))
@@ -98,15 +97,16 @@ def test_scores_by_plain_numpy(reference):
     assert found["entropy"].numpy() == pytest.approx((p.mean(0) * np.log(p.mean(0))).sum(1))
     halved = np.exp(mean / 2) / np.exp(mean / 2).sum(1, keepdims=True)
     assert found["dice_x_w"].numpy() == pytest.approx(halved.max(1))
+    assert Scorer("logits").used(logits_MNK, found).numpy() == pytest.approx(halved.max(1))
 
 
 def test_groups_average_the_sets_that_were_found(reference):
-    score = Scorer("logits", None, reference[0])
-    outside = {"a": score(readings(20, 0.2)), "b": score(readings(30, 0.4))}
-    found = detect(score(readings(7)), outside, {"near": ["a", "absent"], "far": ["b"], "none": ["absent"]})
+    lens, score = Lens("logits", None, reference[0]), Scorer("logits")
+    inside, outside = score(*seen(7, lens)), {"a": score(*seen(20, lens, 0.2)), "b": score(*seen(30, lens, 0.4))}
+    found = detect(inside, outside, {"near": ["a", "absent"], "far": ["b"], "none": ["absent"]})
     assert found["ood_groups"].keys() == {"near", "far"}
     assert found["ood_groups"]["near"]["missing"] == ["absent"]
-    every = detect(score(readings(7)), outside, {"all": ["a", "b"]})["ood_groups"]["all"]["scores"]["knn"]
+    every = detect(inside, outside, {"all": ["a", "b"]})["ood_groups"]["all"]["scores"]["knn"]
     assert every["auroc"] == pytest.approx((found["ood"]["a"]["knn"]["auroc"] + found["ood"]["b"]["knn"]["auroc"]) / 2)
     assert every["auroc_interval"][0] < every["auroc"] < every["auroc_interval"][1]
     low, high = found["ood"]["a"]["energy"]["range"]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from dicedist.evaluation.evaluator import UNION, UNITED, union_of
-from dicedist.evaluation.readings import Readings
+from dicedist.algorithm.counterpart import Features
+from dicedist.evaluation.evaluator import UNION, UNITED, Collected, union_of
 from dicedist.evaluation.tables import group_tables, ood_tables
 from dicedist.metrics import ood
 from dicedist.metrics.measures import OOD, OOD_SCORES
@@ -80,12 +80,17 @@ def test_unusable_scores(scores):
 def test_the_union_of_the_papers_sets_is_all_their_images_as_one():
     draws = torch.Generator().manual_seed(0)
     read = {
-        name: Readings(*(torch.randn(2, 3 + nth, width, generator=draws) for width in (4, 5, 5)))
+        name: Collected(
+            torch.randn(2, 3 + nth, 4, generator=draws),
+            {"knn": torch.randn(3 + nth, generator=draws)},
+            Features(torch.empty(2, 0, 5), torch.empty(2, 0, 5)),
+        )
         for nth, name in enumerate((*UNITED, "svhn"))
     }
     union = union_of(read)[UNION]
-    assert union.logits_NK.shape == (2, 3 + 4 + 5 + 6 + 7, 4)
-    torch.testing.assert_close(union.means_ND[:, 3:7], read[UNITED[1]].means_ND)
+    assert union.logits_MNK.shape == (2, 3 + 4 + 5 + 6 + 7, 4)
+    torch.testing.assert_close(union.logits_MNK[:, 3:7], read[UNITED[1]].logits_MNK)
+    torch.testing.assert_close(union.seen["knn"][3:7], read[UNITED[1]].seen["knn"])
     assert union_of({name: found for name, found in read.items() if name != "isun"}) == {}
 
 

@@ -1,22 +1,30 @@
 """Freezes the first layers of a network: their weights and the statistics of their batch norms stay as they are."""
 
+import re
+
 from torch import nn
 
 from dicedist.algorithm.networks.network import Network
 
+STAGE = re.compile(
+    r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)"
+)  # layer3 of a ResNet, stages.2 of a ConvNeXt, blocks.5 of a ViT
+
 
 def freeze(network: Network, until: str) -> None:
-    """until: none, stem (the first layer), all (but a projection), or the name of the last module that is frozen."""
+    """until: none, stem (the first layer), all (but a projection), or the last module that is frozen, as stage3."""
     if until == "none":
         return
     found = network.layers()
     names = [[network.published_name(name) for name in layer] for layer in found]
     last = len(found) if until == "all" else 1
     if until not in ("all", "stem"):
-        named = [place for place, layer in enumerate(names) if any(name.startswith(f"{until}.") for name in layer)]
+        stages = list(dict.fromkeys(match[0] for layer in names[1:] if (match := STAGE.match(layer[0]))))
+        module = {f"stage{number}": stage for number, stage in enumerate(stages, 1)}.get(until, until)
+        named = [place for place, layer in enumerate(names) if any(name.startswith(f"{module}.") for name in layer)]
         if not named:
-            first = dict.fromkeys(".".join(name.split(".")[:-1][:2]) for layer in names for name in layer[:1])
-            raise ValueError(f"network.freeze={until}: write none, stem, all, or a module such as {', '.join(first)}")
+            known = f"stage1 to stage{len(stages)}, or a module such as {', '.join(stages)}"
+            raise ValueError(f"network.freeze={until}: write none, stem, all, {known}")
         last = named[-1] + 1
     parameters = dict(network.named_parameters())
     for name in (name for layer in found[:last] for name in layer):

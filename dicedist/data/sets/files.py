@@ -4,18 +4,19 @@ They are listed once: size and soundness of every file, by its head. What is lis
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
-from dicedist.data.encoded import Encoded, Examined, examine
+from dicedist.data.encoded import Encoded, Examined, examine, reason
 from dicedist.data.prepared import NewArray, Prepared, prepare
 from dicedist.data.sets.folder import answer_for_corrupt, moments, require_same_classes, scan
 from dicedist.data.sets.vectors import SPLITS, columns_of
@@ -121,10 +122,11 @@ def index(
                 sizes_R2[row], plain_R[row], checksums_R[row] = found[:2], found.plain, found.checksum
                 done += 1
                 progress.show(done)
-        about["corrupt"][split] = corrupt
         if split == "train":
             good = np.delete(np.arange(number), [row for row, *_ in corrupt])
-            about["mean"], about["std"] = measured(listing, good, config)
+            about["mean"], about["std"], more = measured(listing, good, config)
+            corrupt = sorted([*corrupt, *((row, listing.names[row], why) for row, why in more.items())])
+        about["corrupt"][split] = corrupt
     progress.clear()
     return about
 
@@ -136,15 +138,30 @@ def examined(read: Callable[[int], bytes], row: int) -> Examined | str:
         return str(error)
 
 
-def measured(listing: Listing, rows: Iterable[int], config: DataConfig) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each colour over images spread evenly over the list."""
-    chosen = np.array(list(rows))
-    chosen = chosen[:: -(-len(chosen) // MEASURED)] if len(chosen) else chosen
+def measured(
+    listing: Listing, rows: NDArray[np.int64], config: DataConfig
+) -> tuple[list[float], list[float], dict[int, str]]:
+    """Mean and deviation of each colour over images spread evenly over the list, and which of these are damaged, why.
+
+    What is damaged in the middle of a file shows only here, where it is decoded.
+    """
+    chosen = rows[:: max(1, -(-len(rows) // MEASURED))].tolist()
     none: Any = np.empty((0, 2))
+
+    def decoded(row: int) -> NDArray[np.uint8] | str:
+        try:
+            return images.decoded(row, None)
+        except ValueError as error:
+            return reason(error.__cause__ or error)
+
     with ThreadPoolExecutor(config.num_threads) as threads:
         images = Encoded(listing.read, listing.names.__getitem__, none, none, config.size, threads)
-        views = np.stack(list(threads.map(lambda row: images.decoded(row, None), chosen.tolist())))
-    return moments(np.arange(len(views)), views)
+        found = dict(zip(chosen, threads.map(decoded, chosen), strict=True))
+    views = [view for view in found.values() if not isinstance(view, str)]
+    # An array without images has no mean; that every class has some is looked at when all are listed.
+    stacked = np.stack(views) if views else np.zeros((1, 1, 1, 3), np.uint8)
+    mean, std = moments(np.arange(len(stacked)), stacked)
+    return mean, std, {row: view for row, view in found.items() if isinstance(view, str)}
 
 
 def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:

@@ -174,9 +174,8 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
     if corrupt and on_corrupt == "refuse":
         first = "; ".join(f"{bad.file}: {bad.reason}" for bad in corrupt[:3])
         more = f"; and {len(corrupt) - 3} more" if len(corrupt) > 3 else ""
-        raise ValueError(
-            f"{len(corrupt)} images cannot be decoded ({first}{more}): remove them, or write data.on_corrupt=skip"
-        )
+        number = plural(len(corrupt), "image")
+        raise ValueError(f"{number} cannot be decoded ({first}{more}): remove them, or write data.on_corrupt=skip")
     for bad in corrupt[:LISTED]:
         log.warning("left out %s: %s", printable(bad.file), bad.reason)
     if len(corrupt) > LISTED:

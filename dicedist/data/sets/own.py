@@ -13,6 +13,7 @@ The order, the crops and the flips are dicedist's own, so its items must not be 
 import functools
 import hashlib
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,24 @@ class Items:
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
         assert dim == 0
-        items = [self.item(row)[0] for row in rows_B.tolist()]
-        if len(shapes := {item.shape for item in items}) > 1:
+        return torch.from_numpy(self.stacked([self.item(row)[0] for row in rows_B.tolist()]))
+
+    def stacked(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if len(shapes := {each.shape for each in inputs}) > 1:
             raise ValueError(f"{self.name} returns inputs of the shapes {sorted(shapes)}: return one width")
-        return torch.from_numpy(np.stack(items))
+        return np.stack(inputs)
 
     def item(self, row: int) -> tuple[NDArray[Any], int]:
         """uint8 [S, S, 3] or float32 [V], and the label."""
         try:
-            value, label = self.dataset[row]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.name}[{row}] is no pair ({error}): return {WANTED}") from error
-        if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label):
+            found = self.dataset[row]
+        except Exception as error:  # the user's code raises anything
+            raise ValueError(f"{self.name}[{row}] raises {told(error)}") from error
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
+            raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {WANTED}")
+        value, label = found
+        if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label) or label < 0:
             raise ValueError(f"{self.name}[{row}] has the class {printable(str(label))!r}: return {WANTED}")
         return self.taken(value, row), int(label)
 
@@ -73,6 +80,10 @@ class Items:
         raise ValueError(f"{self.name}[{row}] is {array.dtype} {list(array.shape)}: return {WANTED}")
 
 
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {printable(' '.join(str(error).split()))}"
+
+
 def is_whole(label: Any) -> bool:
     return isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point()
 
@@ -82,9 +93,13 @@ def prepare_own(config: DataConfig, root: Path) -> Prepared:
     splits = {split: items_of(config, split) for split in SPLITS}
     labels = {split: labels_of(items) for split, items in splits.items()}
     train = splits["train"]
-    sampled = [train.item(row)[0] for row in range(0, len(labels["train"]), -(-len(labels["train"]) // MEASURED))]
-    vectors = sampled[0].ndim == 1
-    values = np.stack(sampled)
+    rows = range(0, len(labels["train"]), -(-len(labels["train"]) // MEASURED))
+    sampled = {row: train.item(row) for row in rows}
+    for row, (_, label) in sampled.items():
+        if label != labels["train"][row]:
+            raise ValueError(f"{train.name}[{row}] has the class {label}, and its labels say {labels['train'][row]}")
+    values = train.stacked([value for value, _ in sampled.values()])
+    vectors = values.ndim == 2
     mean, std = moments_of_vectors(values) if vectors else moments_of_images(np.arange(len(values)), values)
     digest = hashlib.blake2b(values.tobytes(), digest_size=16)
     for split in SPLITS:
@@ -109,8 +124,8 @@ def made(target: str, split: str, root: str | None, size: int) -> Items:
     module, _, attribute = target.rpartition(".")
     try:
         dataset = getattr(import_module(module), attribute)(split, root)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {error}") from error
+    except Exception as error:  # the user's code raises anything
+        raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {told(error)}") from error
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
         raise ValueError(f"data._target_={target}: its {split} set has no items; give it __len__ and __getitem__")
     return Items(dataset, f"{target}({split!r})", size)
@@ -123,6 +138,8 @@ def labels_of(items: Items) -> NDArray[np.int64]:
         if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu":
             found = f"{labels_N.dtype} {list(labels_N.shape)}"
             raise ValueError(f"{items.name}.labels are {found}: give a whole number for each item")
+        if labels_N.min() < 0:
+            raise ValueError(f"{items.name}.labels hold {labels_N.min()}: classes are counted from 0")
         return labels_N.astype(np.int64)
     progress = Progress(len(items.dataset), f"labels of {items.name}", stream=sys.stderr)
     labels = []

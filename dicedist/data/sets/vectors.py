@@ -127,7 +127,11 @@ def readable(path: Path) -> Iterator[None]:
 def read_arrays(path: Path, label_column: str) -> Table:
     """x [N, V], y [N] and perhaps class_names of an .npz, or of a .safetensors, which cannot hold names."""
     with readable(path):
-        arrays = dict(np.load(path, allow_pickle=False)) if path.suffix == ".npz" else load_file(path)
+        arrays = load_file(path) if path.suffix == ".safetensors" else {}
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                for name in file.files:
+                    arrays[name] = numbers_of(file, name)
     if "x" not in arrays:
         raise ValueError(f"{path} holds {', '.join(arrays) or 'nothing'}: write x [N, V] and y [N]")
     x, y, names = arrays["x"], arrays.get("y"), arrays.get("class_names")
@@ -135,8 +139,17 @@ def read_arrays(path: Path, label_column: str) -> Table:
         raise ValueError(f"{path}: x is {x.dtype}, write numbers")
     if y is not None and (y.dtype.kind not in "iu" or y.ndim != 1):
         raise ValueError(f"{path}: y is {y.dtype} {list(y.shape)}, write whole numbers [N] from 0, and class_names")
-    names = None if names is None else [str(name) for name in names]
-    return Table(x.astype(np.float32), None if y is None else y.tolist(), None, names)
+    class_names = None if names is None else [str(name) for name in names]
+    return Table(x.astype(np.float32), None if y is None else y.tolist(), None, class_names)
+
+
+def numbers_of(file: Any, name: str) -> NDArray[Any]:
+    try:
+        return file[name]
+    except ValueError as error:
+        if "Object arrays" in str(error):
+            raise ValueError(f"{name} holds objects, as rows of different widths are: write numbers [N, V]") from error
+        raise
 
 
 def read_columns(path: Path, label_column: str) -> Table:

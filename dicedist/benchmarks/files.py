@@ -1,0 +1,226 @@
+"""Images per second and memory of data=files and data=shards, beside torchvision's ImageFolder in a DataLoader.
+
+Both sides decode the same boxes of the same files in the same order. Every alternative has a process of its own, as a
+rank has, and they take turns, so that a busy machine disturbs all of them alike.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional as F
+
+from dicedist.benchmarks.data import CPU, cores, images_per_second
+from dicedist.cluster.process import tune_malloc
+from dicedist.config import Config
+from dicedist.config.schema import DataConfig
+from dicedist.console.progress import Progress
+from dicedist.data import sources, uses_dali
+from dicedist.data.encoded import Encoded
+from dicedist.data.order import num_batches
+from dicedist.data.pack import pack
+from dicedist.data.pipeline import Loader, RawEncoded
+from dicedist.data.sources import Source
+
+NUMBER, SIZE = 20_000, 224
+CLASSES = 10
+SIDES = (300, 700)  # pixels, at least and at most
+SPELL, ROUNDS = 3.0, 5  # seconds that an alternative is measured at a time
+FOLDER, FILES, PEAK = "ImageFolder", "MiB of the files", "peak MiB of the rank"
+MIB = 2**20
+Item = tuple[int, list[int], bool]  # place in the ImageFolder, box, flipped
+
+
+def files(config: Config) -> list[dict[str, Any]]:
+    """On the images of data=files data.root=FOLDER, or on 20,000 photographs made for it, or data.train_limit."""
+    with tempfile.TemporaryDirectory(prefix="dicedist-") as scratch:
+        os.environ["DICEDIST_DATA"] = scratch  # what is listed goes with it
+        data = dataclasses.replace(config.data, balance=False, per_member=False, split="full", augment="basic")
+        if data.name == "files" and not Path(str(data.root)).expanduser().is_dir():
+            raise ValueError(f"data.root={data.root}: an ImageFolder is a folder")
+        if data.name != "files":
+            root = Path(scratch) / "photographs"
+            generate(root, data.train_limit or NUMBER)
+            data = dataclasses.replace(data, name="files", root=str(root), size=SIZE, train_limit=None)
+        packed = Path(scratch) / "shards"
+        pack(Path(str(data.root)).expanduser(), packed, 1000)
+        settings = {"files": data, "shards": dataclasses.replace(data, name="shards", root=str(packed))}
+        listed = [sources.load(each) for each in settings.values()]  # once for all processes
+        read = {FILES: sum(map(os.path.getsize, paths_of(listed[0]))) / MIB}
+        return [row | read for threads in (1, 2) for row in measured(settings, config.batch_size, threads)]
+
+
+def paths_of(source: Source) -> list[str]:
+    encoded = source.train.inputs_R
+    assert isinstance(encoded, Encoded)
+    return [encoded.name(row) for row in range(len(encoded))]
+
+
+def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> list[dict[str, Any]]:
+    """A row for each alternative. The peak of a rank's memory is taken after it has read all images."""
+    pipelines = ["dali", "torch"] if uses_dali(dataclasses.replace(settings["files"], pipeline="auto")) else ["torch"]
+    names = [("files", FOLDER), *((kind, pipeline) for kind in settings for pipeline in pipelines)]
+    context, ends, processes, rows = multiprocessing.get_context("spawn"), {}, [], []
+    with contextlib.ExitStack() as closing:
+        for kind, name in names:
+            ends[kind, name], far_end = context.Pipe()
+            closing.enter_context(ends[kind, name])  # the process ends with it
+            pipeline = "torch" if name == FOLDER else name
+            settled = dataclasses.replace(settings[kind], pipeline=pipeline, num_threads=threads)
+            # Not as a daemon, which could not have workers.
+            processes.append(context.Process(target=serve, args=(name == FOLDER, settled, batch_size, far_end)))
+            processes[-1].start()
+            far_end.close()  # so that the pipe breaks with the process
+        turns = [{place: asked(end, "images/s") for place, end in ends.items()} for _ in range(ROUNDS)]
+        for (kind, name), end in ends.items():
+            times = statistics.median(turn[kind, name] / turn["files", FOLDER] for turn in turns)
+            row = {"source": kind, "pipeline": name, "threads": threads, f"times {FOLDER}": times}
+            speed = statistics.median(turn[kind, name] for turn in turns)
+            rows.append({**row, "images/s": speed, PEAK: None if name == FOLDER else asked(end, PEAK)})
+    for process in processes:
+        process.join()  # so that none disturbs what is measured next
+    return rows
+
+
+def asked(end: Connection, what: str) -> Any:
+    try:
+        end.send(what)
+        return end.recv()
+    except (EOFError, BrokenPipeError) as error:
+        raise RuntimeError("a process of the benchmark ended by itself, for the reason above") from error
+
+
+def serve(theirs: bool, config: DataConfig, batch_size: int, requests: Connection) -> None:
+    if not theirs:
+        tune_malloc()
+    with cores(config.num_threads):
+        source = sources.load(config)
+        sizes = (their_batches if theirs else our_batches)(source, config, batch_size)
+        answers = {
+            "images/s": lambda: images_per_second(sizes, SPELL),
+            PEAK: lambda: peak_of_an_epoch(sizes, len(source.train)) / MIB,
+        }
+        try:
+            while True:
+                requests.send(answers[requests.recv()]())
+        except EOFError:
+            return
+
+
+def peak_of_an_epoch(sizes: Iterator[int], images: int) -> int:
+    """The most bytes that this process has held, once it has read as many images as there are.
+
+    Only Linux knows the peak; elsewhere what is held in the end has to do.
+    """
+    while images > 0:
+        images -= next(sizes)
+    if sys.platform == "linux":
+        held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        return int(held.split()[1]) * 1024
+    return psutil.Process().memory_info().rss
+
+
+def our_batches(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
+    """The sizes of an endless stream of batches."""
+    ours, epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
+    while True:
+        yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
+        epoch += 1
+
+
+def their_batches(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
+    loader = image_folder(source, config, batch_size)
+    while True:
+        yield from (len(labels_B) for _, labels_B in loader)
+
+
+def image_folder(source: Source, config: DataConfig, batch_size: int) -> DataLoader:
+    """A DataLoader as most trainers have it, in this process or with as many workers as we have threads."""
+    dataset = SameCrops(Path(str(config.root)).expanduser() / "train", source)
+    order, workers = Order(dataset, config, batch_size), config.num_threads if config.num_threads > 1 else 0
+    return DataLoader(
+        dataset,
+        batch_sampler=order,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
+
+
+class SameCrops(ImageFolder):
+    """torchvision's own functions, one image at a time, on the boxes that it is given instead of drawing them."""
+
+    def __init__(self, folder: Path, source: Source):
+        super().__init__(str(folder))
+        self.source = source
+
+    def __getitem__(self, item: Item) -> tuple[Tensor, int]:
+        place, (left, top, width, height), flipped = item
+        path, label = self.samples[place]
+        image = F.resized_crop(self.loader(path), top, left, height, width, [self.source.size] * 2)
+        image = F.hflip(image) if flipped else image
+        return F.normalize(F.to_tensor(image), list(self.source.mean), list(self.source.std)), label
+
+
+class Order:
+    """A batch sampler: the batches of our loader, an epoch each time that it is asked."""
+
+    def __init__(self, dataset: SameCrops, config: DataConfig, batch_size: int):
+        source = dataset.source
+        self.ours, self.epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
+        self.steps = num_batches(len(source.train), batch_size)
+        self.places = {path: place for place, (path, _) in enumerate(dataset.samples)}
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        for raw in self.ours.raw_batches(self.epoch, range(self.steps)):
+            assert isinstance(raw, RawEncoded)
+            places = [self.places[raw.images.name(row)] for row in raw.rows_B.tolist()]
+            yield list(zip(places, raw.boxes_B4.tolist(), raw.augmentation.flips_B.tolist(), strict=True))
+        self.epoch += 1
+
+
+def generate(root: Path, number: int) -> None:
+    """JPEGs of mixed sizes and about 100 kB each, four of five for training: windows of canvases with fine texture."""
+    rng = np.random.default_rng(0)
+    canvases = [canvas(rng) for _ in range(8)]
+    sides, corners = rng.integers(*SIDES, (number, 2)), rng.integers(0, SIDES[1], (number, 2))
+    for split in ("train", "test"):
+        for label in range(CLASSES):
+            (root / split / f"class-{label}").mkdir(parents=True)
+
+    def write(place: int) -> None:
+        folder = root / ("test" if place % 5 == 4 else "train") / f"class-{place // 5 % CLASSES}"
+        window = (*corners[place].tolist(), *(corners[place] + sides[place]).tolist())
+        canvases[place % len(canvases)].crop(window).save(folder / f"{place:06}.jpg", quality=90)
+
+    progress = Progress(number, "photographs made", stream=sys.stderr)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for done, _ in enumerate(threads.map(write, range(number)), 1):
+            progress.show(done)
+    progress.clear()
+
+
+def canvas(rng: np.random.Generator) -> Image.Image:
+    side = 2 * SIDES[1]
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+    grain = rng.normal(0, 14, (side, side, 1))
+    smooth = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC))
+    return Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))
