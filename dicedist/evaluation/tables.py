@@ -88,7 +88,7 @@ def calibration_table(result: dict[str, Any]) -> str:
         [f"answered from confidence ({target})", None if never else found["threshold"], answered(test)],
     ]
     if found["quantiles"] is not None:
-        size = f"{test['set_size']:.2f} labels, true one in {100 * test['set_coverage']:.1f} %"
+        size = f"{test['set_size']:.2f} labels, right in {100 * test['set_coverage']:.1f} %"
         kind = f"{found['conformal']}{', per class' if found['per_class'] else ''}"
         rows.append([f"sets of labels (alpha {found['alpha']:g}, {kind})", max(found["quantiles"]), size])
     if found["ood_threshold"] is not None:
