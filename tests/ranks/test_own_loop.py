@@ -135,6 +135,8 @@ def too_many(rank):
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     with pytest.raises(ValueError, match="4 ranks are too many for 2 members and a discriminator: start 3"):
         DistributedRedundancy(2, 4, 3, 0.1)
+    dist.barrier()  # the first rank keeps the store until all have joined
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,21 @@ def built(monkeypatch, data_config):
 
 
 @pytest.mark.parametrize("augment", ["basic", "cutout"])
-@pytest.mark.parametrize("kind", [dali.DaliPipeline, dali.DaliDecoder])
-def test_the_graph_of_a_gpu_is_that_of_the_cpu(built, kind, augment):
-    gpu, cpu = built(kind, "cuda:3", augment), built(kind, "cpu", augment)
+def test_the_graph_of_a_gpu_is_that_of_the_cpu(built, augment):
+    gpu, cpu = built(dali.DaliPipeline, "cuda:3", augment), built(dali.DaliPipeline, "cpu", augment)
     assert gpu.asked_for == 3 and cpu.asked_for is None
     names = [set(OPERATOR.findall(pipe.serialised)) for pipe in (gpu, cpu)]
     assert names[0] == names[1] and any(b"CropMirrorNormalize" in name for name in names[0])
-    assert GPU in gpu.serialised and GPU not in cpu.serialised
-    assert (MIXED in gpu.serialised) == (kind is dali.DaliDecoder)
+    assert GPU in gpu.serialised and GPU not in cpu.serialised and MIXED not in gpu.serialised
+
+
+@pytest.mark.parametrize("augment", ["basic", "cutout"])
+def test_boxes_of_images_are_decoded_and_resized_on_the_gpu(built, augment):
+    """On a CPU only decoded: torch does the rest there."""
+    gpu, cpu = built(dali.DaliDecoder, "cuda:3", augment), built(dali.DaliBoxes, "cpu", augment)
+    assert gpu.asked_for == 3 and cpu.asked_for is None
+    assert GPU in gpu.serialised and MIXED in gpu.serialised and b"CropMirrorNormalize" in gpu.serialised
+    assert GPU not in cpu.serialised and MIXED not in cpu.serialised and b"Resize" not in cpu.serialised
 
 
 def test_a_folder_is_decoded_on_the_gpu_of_the_rank(monkeypatch):
