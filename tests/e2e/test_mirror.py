@@ -168,6 +168,7 @@ def test_a_half_written_line_waits(store, tmp_path):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_misses_nothing(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(mirror, "PATIENCE", 1)
     monkeypatch.setattr(mirror, "INTERVAL", 0.2)

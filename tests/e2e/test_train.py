@@ -162,6 +162,7 @@ def imports_torch(pid):
         return False
 
 
+@pytest.mark.slow
 def test_repeated_signals_while_ranks_import_torch(tmp_path):
     process = started(tmp_path, "dicedist.launch")
     while not any(imports_torch(child.pid) for child in psutil.Process(process.pid).children()):
