@@ -161,6 +161,7 @@ class Mine(nn.Module):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_network_of_ones_own_from_the_working_folder_reaches_mlflow(tmp_path):
     """By the console script, which has not the working folder among its paths."""

@@ -137,6 +137,7 @@ def test_hours_are_given_beforehand(monkeypatch, tmp_path, capsys):
     assert paper.forecast([]) == "all runs are finished"
 
 
+@pytest.mark.slow
 def test_parameters_and_operations_are_the_papers():
     found = paper.chosen(paper.parse(["--table", "size"]), paper.find_cells())
     for cell, figure in found:

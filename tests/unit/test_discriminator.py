@@ -189,6 +189,7 @@ def test_held_out_means_that_partners_are_held_out_too():
     assert w.memory.means_MQD.max() == 1e3
 
 
+@pytest.mark.slow
 def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
     monkeypatch.setattr("dicedist.evaluation.redundancy.fit", partial(fit, num_steps=200))
     draws = torch.Generator().manual_seed(0)
