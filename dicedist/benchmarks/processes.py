@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -23,7 +24,13 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
         processes[-1].start()
         sender.close()  # then the rank has the only copy, and its death ends the wait for its answer
         answers.append(answer)
-    gathered = [received(answer) for answer in answers]
+    try:
+        gathered = [received(answer) for answer in answers]
+    except BaseException:  # interrupted, or the time of a test is up: none is left behind, each says where it was
+        for process in processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGABRT)
+        raise
     for process in processes:
         process.join()
     if failed := [f"rank {rank}: {result}" for rank, (ok, result) in enumerate(gathered) if not ok]:

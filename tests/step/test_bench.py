@@ -1,9 +1,13 @@
 """`python -m dicedist.bench` at a small size, with torch's default number of threads: the tables, not the figures."""
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -72,3 +76,28 @@ def die_on_rank(rank, victim):
     if rank == victim:
         os._exit(1)
     return rank
+
+
+def test_no_rank_is_left_behind():
+    """When the time of whoever waits for the ranks is up, as that of a test may be."""
+
+    def time_is_up(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, time_is_up)
+    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(TimeoutError):
+            run_ranks(2, wait_for_ever)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert multiprocessing.active_children() == []
+
+
+def wait_for_ever(rank):
+    time.sleep(3600)
