@@ -252,9 +252,10 @@ def why_not_batched(config: Config) -> str | None:
     ):
         if given:
             return reason
-    named = range(len(config.network.per_member or "ab"))
+    count = len(config.network.per_member) if config.network.per_member else 2  # members alike: two tell of all
     with initialising(config.seed, "grouped"):
-        return why_not_grouped([networks.build_member(config.network, nth) for nth in named], input_shape(config))
+        members = [networks.build_member(config.network, nth) for nth in range(count)]
+        return why_not_grouped(members, input_shape(config))
 
 
 def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:

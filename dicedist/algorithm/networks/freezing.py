@@ -6,9 +6,8 @@ from torch import nn
 
 from dicedist.algorithm.networks.network import Network
 
-STAGE = re.compile(
-    r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)"
-)  # layer3 of a ResNet, stages.2 of a ConvNeXt, blocks.5 of a ViT
+# layer3 of a ResNet, stages.2 of a ConvNeXt, blocks.5 of a ViT
+STAGE = re.compile(r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)")
 
 
 def freeze(network: Network, until: str) -> None:
