@@ -107,8 +107,9 @@ def compared_pairs(config: Config, num_members: int) -> int:
 
 
 def ranks_that_hide(learn: float, members: float) -> int:
-    """The fewest ranks of w whose share of its learning takes no longer than the members' own work."""
-    return max(1, math.ceil(learn / members - 1e-9))
+    """The fewest ranks of w whose share of its learning takes two thirds of the members' own work. The rest is left for
+    the sum of its gradients."""
+    return max(1, math.ceil(1.5 * learn / members - 1e-9))
 
 
 def step_time(

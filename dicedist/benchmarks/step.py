@@ -24,7 +24,7 @@ from dicedist.benchmarks.literal import LiteralDiscriminator
 from dicedist.benchmarks.timing import compare
 from dicedist.cluster.assembly import assemble
 from dicedist.cluster.devices import pick_device
-from dicedist.cluster.placement import DEFAULT_SIZE, place
+from dicedist.cluster.placement import DEFAULT_SIZE, Placement, place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config, compose_config
@@ -40,15 +40,16 @@ STEPS_PER_EPOCH = 1000
 
 def step(config: Config) -> list[dict[str, Any]]:
     """Seconds of each phase and images/s of every rank, in one process or under torchrun; only rank 0 has them all."""
-    placement = place(world_size(), config.ensemble.size, Method(config.method).counterpart is not None)
+    placement = placement_of(config, world_size())
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     with joined(config.distributed.timeout) as world:
         timed = bench_step(config, world, source.num_classes)
         members = placement.members_on(world.rank)
         loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
         spent = phases(timed, loader, world)
-        spent["step that nobody watches"] = plain_step = unwatched(timed, loader, world)
-        own = {**spent, "images/s of a member": config.batch_size / plain_step if members else None}
+        spent["step that nobody watches"], spent["processor time of it"] = unwatched(timed, loader, world)
+        speed = config.batch_size / spent["step that nobody watches"] if members else None
+        own = {**spent, "images/s of a member": speed}
         records = world.control.report(own)
     columns = {f"rank {rank}": record for rank, record in enumerate(records)}
     return [{"seconds": name, **{rank: record[name] for rank, record in columns.items()}} for name in own]
@@ -77,15 +78,16 @@ def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
     return {name: seconds / STEPS for name, seconds in spent.items()}
 
 
-def unwatched(timed: Step, loader: Loader, world: World) -> float:
-    """Mean seconds per step without a wait in between: what overlaps (w beside members, messages) does overlap."""
+def unwatched(timed: Step, loader: Loader, world: World) -> tuple[float, float]:
+    """Mean seconds per step without a wait in between: what overlaps (w beside members, messages) does overlap. And
+    those in which this rank kept a core busy, with all its threads."""
     batches = loader.epoch(1)
     for n in range(WARM_UP + STEPS):
         if n == WARM_UP:
             world.control.barrier()
-            started = now_done(world.device)
+            started, busy = now_done(world.device), time.process_time()
         timed(next(batches))
-    return (now_done(world.device) - started) / STEPS
+    return (now_done(world.device) - started) / STEPS, (time.process_time() - busy) / STEPS
 
 
 @contextlib.contextmanager
@@ -101,8 +103,12 @@ def bench_step(config: Config, world: World, num_classes: int) -> Step:
     method = Method(config.method)
     if method.asks_teacher:
         raise ValueError(f"method={method.name} needs a teacher, and bench loads none: choose another method")
-    placement = place(world.size, config.ensemble.size, method.counterpart is not None)
-    return assemble(config, placement, world, num_classes, STEPS_PER_EPOCH)[0]
+    return assemble(config, placement_of(config, world.size), world, num_classes, STEPS_PER_EPOCH)[0]
+
+
+def placement_of(config: Config, num_ranks: int) -> Placement:
+    needs_w = Method(config.method).counterpart is not None
+    return place(num_ranks, config.ensemble.size, needs_w, ranks_of_w=config.redundancy.ranks)
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
