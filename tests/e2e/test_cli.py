@@ -75,17 +75,21 @@ def test_console_script():
 def started(monkeypatch):
     """What `dicedist train ARGUMENTS` does with some GPUs: ("here", its config), or (processes, their overrides)."""
 
+    told = []
+
+    def launch(program, words):
+        assert [*words[1:3], *words[4:6]] == ["-m", "dicedist.launch", "-m", "dicedist.train"]
+        told.append((int(words[3].removeprefix("--nproc_per_node=")), words[6:]))
+
     def start_training(*arguments, gpus=0, **environment):
-        told = []
+        told.clear()
         for name in ("RANK", train.NPROC):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
         monkeypatch.setattr("dicedist.trainer.train", lambda config: told.append(("here", config)))
-        monkeypatch.setattr(
-            "os.execv", lambda program, words: told.append((int(words[3].partition("=")[2]), words[6:]))
-        )
+        monkeypatch.setattr("os.execv", launch)
         train.run(arguments)
         return told[0]
 
@@ -131,16 +135,6 @@ def test_auto_continues_a_run_with_its_members(started, tmp_path):
     overrides = [f"run.dir={tmp_path}", "run.name=run"]
     Run(tmp_path / "run").save_config(compose_config([*overrides, "ensemble.size=2"]))
     assert started("--nproc", "auto", *overrides, gpus=8) == (3, overrides)
-
-
-def test_train_over_processes_under_the_launcher(tmp_path):
-    words = [sys.executable, "-m", "dicedist", "train", "--nproc", "2", *TINY, "max_steps=1", f"run.dir={tmp_path}"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "member 1, discriminator" in done.stdout
-    refused = subprocess.run([*words, "seed=1"], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1, "the launcher's exit code and one line"
 
 
 def test_version(capsys, monkeypatch):

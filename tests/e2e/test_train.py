@@ -66,7 +66,8 @@ def train_to(rank, run_dir, step):
 
 
 def test_killed_then_asked_to_stop(tmp_path):
-    """The launcher of three ranks restarts them after a kill, returns 75 after SIGTERM, and no bit has changed."""
+    """The launcher of three ranks restarts them after a kill, returns 75 after SIGTERM, and no bit has changed; what
+    one rank refuses is one line and the launcher's exit code."""
     run = Run(tmp_path, 3, "data.pipeline=torch")  # which starts quicker than DALI
     run.start()
     run.wait_for_records(2)
@@ -77,6 +78,9 @@ def test_killed_then_asked_to_stop(tmp_path):
     assert run.wait() == 75, run.told()
     assert "dicedist: rank 1 (member 1) is gone: killed, or its machine is lost\n" in run.told()
     assert "continues after step" in run.told() and "Traceback" not in run.told()
+    before = run.told()
+    run.start(("dicedist.train",), "seed=1")
+    assert run.wait() == 2 and run.told().removeprefix(before).count("\n") == 1, run.told()
     step = Folder(run.run).newest_checkpoint().step
     assert f"stopped after step {step}, saved; the same command continues the run" in run.told()
     run_ranks(3, train_to, tmp_path / "undisturbed", step)
