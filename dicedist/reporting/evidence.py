@@ -14,14 +14,15 @@ from dicedist.reporting.records import Pooled, dig
 from dicedist.reporting.svg import Panel, number
 
 BY_NAME = {measure.name: measure for measure in (*ENSEMBLE, *DIVERSITY, *OOD)}
-Reading = Callable[[Mapping[str, Any]], float | None]
+Evaluation = Mapping[str, Any]  # an evaluation.json
+Reading = Callable[[Evaluation], float | None]
 
 
 @dataclass(frozen=True)
 class Column:
     title: str
     measure: Measure
-    read: Reading  # of an evaluation.json
+    read: Reading
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Contender:
 
     name: str
     style: int
-    evaluations: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Evaluation]
     chosen: Mapping[str, str]  # by the search
     trials: Mapping[str, int]  # outcome -> how many
     inputs: Mapping[str, Interval]  # name of a measure -> bootstrap of the difference from the baseline over inputs
@@ -38,9 +39,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Stop:
-    """A point of a trade-off curve: a value of the varied key, pooled over seeds."""
+    """A point of a trade-off curve: a value of the varied key, by seed and pooled over seeds."""
 
     value: str
+    evaluations: Sequence[Evaluation]
     accuracy: Pooled  # of the members, in %
     ratio: Pooled
 
@@ -54,6 +56,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Variation:
+    """A value of a curve's key beside the curve's first value, paired over seeds."""
+
+    name: str
+    style: int
+    apart: Sequence[tuple[Column, Interval]]
+
+
+@dataclass(frozen=True)
 class Comparison:
     title: str
     question: str
@@ -64,13 +75,17 @@ class Comparison:
     curves: Sequence[Curve]
 
     @property
+    def columns(self) -> list[Column]:
+        return columns([evaluation for one in self.contenders for evaluation in one.evaluations])
+
+    @property
     def about(self) -> str:
         seeds = len(self.baseline.evaluations)
         return f"{seeds} seeds of each method · protocol committed as {self.commit[:10]} before the test set was read"
 
 
-def columns(contenders: Sequence[Contender]) -> list[Column]:
-    """The columns in which every method has a value for every seed."""
+def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
+    """The columns in which all have a value."""
     before_and_after = [
         Column(f"{BY_NAME[name].title} {when}", BY_NAME[name], reading(part, name))
         for name in ("nll", "ece", "brier")
@@ -83,8 +98,7 @@ def columns(contenders: Sequence[Contender]) -> list[Column]:
         Column(BY_NAME["ratio_error"].title, BY_NAME["ratio_error"], reading("diversity", "ratio_error")),
         *(Column(f"OOD AUROC, {score}", BY_NAME["auroc"], ood_reading(score)) for score in ("max_softmax", "dice_x_w")),
     ]
-    every = [evaluation for contender in contenders for evaluation in contender.evaluations]
-    return [column for column in known if all(column.read(evaluation) is not None for evaluation in every)]
+    return [column for column in known if all(column.read(evaluation) is not None for evaluation in evaluations)]
 
 
 def reading(*path: str) -> Reading:
@@ -94,19 +108,19 @@ def reading(*path: str) -> Reading:
 def ood_reading(score: str) -> Reading:
     """The mean over OOD sets."""
 
-    def read(evaluation: Mapping[str, Any]) -> float | None:
+    def read(evaluation: Evaluation) -> float | None:
         found = [scores[score]["auroc"] for scores in evaluation.get("ood", {}).values() if score in scores]
         return sum(found) / len(found) if found else None
 
     return read
 
 
-def values(contender: Contender, column: Column) -> list[float]:
-    return [column.measure.scale * value for e in contender.evaluations if (value := column.read(e)) is not None]
+def values(evaluations: Sequence[Evaluation], column: Column) -> list[float]:
+    return [column.measure.scale * value for e in evaluations if (value := column.read(e)) is not None]
 
 
 def sections(comparison: Comparison) -> list[Section]:
-    shown = columns(comparison.contenders)
+    shown = comparison.columns
     found = [means(comparison, shown), differences(comparison, shown)]
     if comparison.curves:
         found.append(tradeoff(comparison.curves))
@@ -115,7 +129,7 @@ def sections(comparison: Comparison) -> list[Section]:
 
 def means(comparison: Comparison, shown: Sequence[Column]) -> Section:
     rows = [
-        row_of(one, [mean_text(over_seeds(values(one, column)), column.measure) for column in shown])
+        row_of(one, [mean_text(over_seeds(values(one.evaluations, column)), column.measure) for column in shown])
         for one in comparison.contenders
     ]
     return Section(
@@ -128,8 +142,12 @@ def means(comparison: Comparison, shown: Sequence[Column]) -> Section:
 
 
 def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
-    others = [one for one in comparison.contenders if one is not comparison.baseline]
-    rows = [row_of(one, [difference_text(d, c.measure) for c, d in against(one, comparison, shown)]) for one in others]
+    baseline = comparison.baseline
+    others = [one for one in comparison.contenders if one is not baseline]
+    rows = [
+        row_of(one, [difference_text(d, c.measure) for c, d in against(one.evaluations, baseline.evaluations, shown)])
+        for one in others
+    ]
     named = sorted({name for one in others for name in one.inputs})
     under = [
         row_of(one, [difference_text(one.inputs[name], BY_NAME[name]) for name in named])
@@ -139,7 +157,7 @@ def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
     titles = "".join(f'<th scope="col">{escape(BY_NAME[name].heading)}</th>' for name in named)
     return Section(
         "differences",
-        f"Differences from {comparison.baseline.name}",
+        f"Differences from {baseline.name}",
         "With 95 % intervals; bold where the interval leaves zero out. With so many cells some will by chance: one in "
         "twenty where there is no difference at all.",
         table("Over seeds: paired t", head(shown), [("", rows)], 1 + len(shown))
@@ -152,8 +170,10 @@ def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
     )
 
 
-def against(one: Contender, comparison: Comparison, shown: Sequence[Column]) -> list[tuple[Column, Interval]]:
-    return [(c, paired_over_seeds(values(one, c), values(comparison.baseline, c))) for c in shown]
+def against(
+    own: Sequence[Evaluation], others: Sequence[Evaluation], shown: Sequence[Column]
+) -> list[tuple[Column, Interval]]:
+    return [(c, paired_over_seeds(values(own, c), values(others, c))) for c in shown]
 
 
 def head(shown: Sequence[Column]) -> str:
@@ -165,7 +185,7 @@ def head(shown: Sequence[Column]) -> str:
     return f'<tr><th scope="col">method</th>{"".join(cells)}</tr>'
 
 
-def row_of(one: Contender, cells: Sequence[str]) -> str:
+def row_of(one: Contender | Variation, cells: Sequence[str]) -> str:
     shown = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr><th scope="row">{svg.legend_key(one.style)}{escape(one.name)}</th>{shown}</tr>'
 
@@ -223,7 +243,8 @@ def tradeoff(curves: Sequence[Curve]) -> Section:
             [figure("Diversity against individual accuracy, one key varied", panel.draw(f"Ratio-error: {words}."))],
             "two",
         )
-        + equal_accuracy(curves),
+        + equal_accuracy(curves)
+        + beside_the_first(curves),
     )
 
 
@@ -246,6 +267,30 @@ def equal_accuracy(curves: Sequence[Curve]) -> str:
     ]
     caption = "Ratio-error at equal accuracy of members, between the points of the curves"
     return table(caption, f'<tr><th scope="col">method</th>{titles}</tr>', [("", rows)], 5)
+
+
+def variations(curves: Sequence[Curve]) -> list[Variation]:
+    shown = columns([evaluation for curve in curves for stop in curve.stops for evaluation in stop.evaluations])
+    return [
+        Variation(
+            f"{curve.name}, {curve.key.rpartition('.')[2]} {stop.value} to {curve.stops[0].value}",
+            curve.style,
+            against(stop.evaluations, curve.stops[0].evaluations, shown),
+        )
+        for curve in curves
+        for stop in curve.stops[1:]
+    ]
+
+
+def beside_the_first(curves: Sequence[Curve]) -> str:
+    found = variations(curves)
+    if not found:
+        return ""
+    rows = [row_of(one, [difference_text(d, c.measure) for c, d in one.apart]) for one in found]
+    shown = [column for column, _ in found[0].apart]
+    return table(
+        "A value of the varied key to its first: paired t over seeds", head(shown), [("", rows)], 1 + len(shown)
+    )
 
 
 def interpolated(curve: Curve, accuracy: float) -> float:
@@ -279,30 +324,38 @@ def budget(comparison: Comparison) -> Section:
 
 def markdown(comparison: Comparison) -> str:
     """The tables of results and differences, for docs/."""
-    shown = columns(comparison.contenders)
-    heading = ["method", *(f"{c.title}{', ' + c.measure.unit if c.measure.unit else ''}" for c in shown)]
+    shown, baseline = comparison.columns, comparison.baseline
     rows = []
     for one in comparison.contenders:
         cells = []
         for column in shown:
-            found, decimals = over_seeds(values(one, column)), column.measure.decimals
+            found, decimals = over_seeds(values(one.evaluations, column)), column.measure.decimals
             spread = "" if found.deviation is None else f" ± {found.deviation:.{decimals}f}"
             cells.append(f"{found.mean:.{decimals}f}{spread}")
         rows.append([one.name, *cells])
-    others = [one for one in comparison.contenders if one is not comparison.baseline]
-    apart = [
-        [one.name, *(difference_text(d, c.measure, ("**", "**"), ("", "")) for c, d in against(one, comparison, shown))]
-        for one in others
-    ]
+    others = [one for one in comparison.contenders if one is not baseline]
+    apart = [apart_row(one.name, against(one.evaluations, baseline.evaluations, shown)) for one in others]
     trials = sum(sum(one.trials.values()) for one in comparison.contenders)
-    return (
-        f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method.\n\n"
-        f"{lines(heading, rows)}\n\n"
-        f"Differences from {comparison.baseline.name}, paired over seeds, 95 % intervals (bold: zero left out):\n\n"
-        f"{lines(heading, apart)}\n"
-    )
+    pieces = [
+        f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method.",
+        lines(shown, rows),
+        f"Differences from {baseline.name}, paired over seeds, 95 % intervals (bold: zero left out):",
+        lines(shown, apart),
+    ]
+    if varied := variations(comparison.curves):
+        columns_of_all = [column for column, _ in varied[0].apart]
+        pieces += [
+            "One key varied, differences from its first value, paired over seeds:",
+            lines(columns_of_all, [apart_row(one.name, one.apart) for one in varied]),
+        ]
+    return "\n\n".join(pieces) + "\n"
 
 
-def lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def apart_row(name: str, apart: Sequence[tuple[Column, Interval]]) -> list[str]:
+    return [name, *(difference_text(d, c.measure, ("**", "**"), ("", "")) for c, d in apart)]
+
+
+def lines(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    heading = ["method", *(f"{c.title}{', ' + c.measure.unit if c.measure.unit else ''}" for c in shown)]
     every = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in every)

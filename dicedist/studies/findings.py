@@ -138,5 +138,5 @@ def stops_of(varied: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[
         accuracy = pool(100 * evaluation["members"]["accuracy"] for evaluation in evaluations)
         ratio = pool(evaluation["diversity"]["ratio_error"] for evaluation in evaluations)
         if accuracy is not None and ratio is not None:
-            stops.append(Stop(value, accuracy, ratio))
+            stops.append(Stop(value, evaluations, accuracy, ratio))
     return stops
