@@ -83,13 +83,16 @@ def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
-    """The T that minimises the NLL of logits/T, in TEMPERATURE_RANGE; 1 if no other is better.
+    """The T that minimises the NLL of logits/T, in TEMPERATURE_RANGE; 1 if no other is better, or if all inputs are
+    right: then the NLL falls without end as T does, and nothing says how sure the next answer may be.
 
     The NLL is convex in 1/T. Uses Newton's method on log(1/T), in a bracket that is halved where it does not converge.
     """
     logits_NK = logits_NK.double()
     # Relative to the true class, the NLL is a plain logsumexp, and constant logits give the same NLL at every T.
     margins_NK = logits_NK - logits_NK.gather(1, labels_N[:, None])
+    if (margins_NK <= 0).all():
+        return 1.0
     coldest, hottest = TEMPERATURE_RANGE
     low, high = -math.log(hottest), -math.log(coldest)
     log_inverse, step = 0.0, high - low

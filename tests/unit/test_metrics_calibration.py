@@ -167,10 +167,9 @@ def test_temperature_by_hand():
 
 def test_temperature_stays_in_its_range():
     logits_NK = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert fit_temperature(logits_NK, torch.tensor([0, 1])) == pytest.approx(1e-2)  # no error: as cold as allowed
+    assert fit_temperature(logits_NK, torch.tensor([0, 1])) == 1.0  # no error: nothing says how cold
     assert fit_temperature(logits_NK, torch.tensor([1, 0])) == pytest.approx(1e6)  # all wrong: as hot as allowed
     assert fit_temperature(torch.full((5, 3), 0.1), torch.tensor([0, 1, 2, 0, 1])) == 1.0  # constant: T is free
-    assert fit_temperature(1e4 * logits_NK, torch.tensor([0, 1])) == 1.0  # saturated and right: the NLL is already 0
 
 
 @settings(max_examples=40, deadline=None)
