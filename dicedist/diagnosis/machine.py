@@ -30,7 +30,7 @@ def versions() -> Finding:
 
 def processors(ranks: int) -> Finding:
     cores, threads = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")
-    told = f"{cores} cores for {ranks} ranks, OMP_NUM_THREADS={threads or 'not set'}"
+    told = f"{cores} core{'s' * (cores != 1)} for {ranks} ranks, OMP_NUM_THREADS={threads or 'not set'}"
     if threads and int(threads) * ranks > cores and int(threads) > 1:
         return judged("processors", told, "ranks that share cores slow each other down: export OMP_NUM_THREADS=1")
     return judged("processors", told)

@@ -1,4 +1,4 @@
-"""`python -m dicedist.bench` at a small size, with torch's default number of threads: the tables, not the figures."""
+"""`python -m dicedist.bench` at a small size: the tables, not the figures."""
 
 import faulthandler
 import json
@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from dicedist import bench
 from dicedist.benchmarks import discriminator
 from dicedist.benchmarks.processes import run_ranks
 from dicedist.benchmarks.timing import compare
@@ -20,7 +22,8 @@ from dicedist.config import compose_config
 SMALL = ("network=resnet8", "data=shapes", "batch_size=8")
 
 
-def bench(folder, name):
+def apart(folder, name):
+    """In a process with torch's default number of threads."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     command = [sys.executable, "-m", "dicedist.bench", name, *SMALL]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
@@ -28,8 +31,10 @@ def bench(folder, name):
     return json.loads((folder / f"bench-{name}.json").read_text())["rows"], done.stdout
 
 
-def test_the_phases_of_a_step_make_up_the_step(tmp_path):
-    rows, printed = bench(tmp_path, "step")
+def test_the_phases_of_a_step_make_up_the_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    bench.run(["step", *SMALL])
+    rows, printed = json.loads(Path("bench-step.json").read_text())["rows"], capsys.readouterr().out
     seconds = {row["seconds"]: row["rank 0"] for row in rows}
     others = ("images/s of a member", "whole step", "step that nobody watches", "processor time of it")
     speed, whole, plain, busy = (seconds.pop(name) for name in others)
@@ -48,7 +53,7 @@ def test_the_phases_of_a_step_make_up_the_step(tmp_path):
     ],
 )
 def test_what_is_compared_runs_in_processes_of_its_own(tmp_path, name, reference, names):
-    rows, _ = bench(tmp_path, name)
+    rows, _ = apart(tmp_path, name)
     assert [row[""] for row in rows] == names
     assert all(row["seconds"] > 0 and row[f"times {reference}"] > 0 for row in rows)
     assert {row[f"times {reference}"] for row in rows if row[""] == reference} == {1}

@@ -102,6 +102,7 @@ def started(monkeypatch):
     monkeypatch.setattr(paper, "job_of", lambda cell, seed, overrides: composed_once(overrides) or job)
     monkeypatch.setattr(paper, "ranks_for", lambda config: 1)
     monkeypatch.setattr(paper, "forecast", lambda jobs: "hours")
+    monkeypatch.setattr(paper, "costs_of", lambda cell: {"parameters": 1.0, "gflops": 1.0})
 
 
 @cache
