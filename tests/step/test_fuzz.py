@@ -8,18 +8,24 @@ import os
 import random
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
+from safetensors.numpy import save_file
 
 from dicedist.config import compose_config
 from dicedist.data import sources
 from dicedist.data.ood import read_array
 from dicedist.data.sets.folder import decode_file
+from dicedist.data.sets.shards import listed
+from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.formats import read_ensemble, write_safetensors
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.evaluation.saved import read_logits
@@ -66,7 +72,27 @@ def make(folder):
         content = io.BytesIO()
         Image.new("RGB", (40, 30), (9, 99, 199)).save(content, kind)
         (folder / f"photo{suffix}").write_bytes(content.getvalue())
+    write_tables(folder)
+    write_shard(folder / "shard.tar", (folder / "photo.jpg").read_bytes())
     return folder
+
+
+def write_tables(folder):
+    """Vectors with a column of labels, in every form."""
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
+    np.savez(folder / "table.npz", x=x, y=y)
+    save_file({"x": x, "y": y}, folder / "table.safetensors")
+    lines = [f"{a},{b},{c},{label}" for (a, b, c), label in zip(x, ["cat", "dog"] * 2, strict=True)]
+    (folder / "table.csv").write_text("\n".join(["a,b,c,label", *lines]))
+    parquet.write_table(pa.table({"a": x[:, 0], "label": ["cat", "dog"] * 2}), folder / "table.parquet")
+
+
+def write_shard(path, image):
+    with tarfile.open(path, "w") as tar:
+        for name, content in (("0.jpg", image), ("0.cls", b"1"), ("1.jpg", image), ("1.json", b'{"label": 0}')):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
 
 
 def readers(folder):
@@ -94,6 +120,8 @@ def readers(folder):
         folder / "images.npy": lambda: read_array(folder / "images.npy"),
         folder / "logits.npz": lambda: read_logits(folder / "logits.npz"),
         **{path: lambda path=path: decode_file(path, 32) for path in folder.glob("photo.*")},
+        **{path: lambda path=path: read_table(path) for path in folder.glob("table.*")},
+        folder / "shard.tar": lambda: [*listed([folder / "shard.tar"])],
     }
 
 

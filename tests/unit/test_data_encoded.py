@@ -189,6 +189,8 @@ def test_a_replaced_image_is_another_run(folder, shards, config, tmp_path):
         (lambda path: rewritten(path, drop_label), "has no label: write"),
         (lambda path: rewritten(path, None, b"cat"), "is 'cat', write a whole number from 0"),
         (lambda path: rewritten(path, None, b"7"), "names 3 classes, and the shards have the label 7"),
+        (lambda path: rewritten(path, as_json, b"[" * 9999), "the label of .* write a whole number from 0 in .cls"),
+        (lambda path: unnamed(path, b"2000000000"), "one of them is 2000000000: number the classes from 0, or write"),
         (lambda path: path.write_bytes(b"\x1f\x8b" + bytes(2000)), "is no whole tar"),
     ],
 )
@@ -204,6 +206,15 @@ def drop_label(member):
     member.name = member.name.replace(".cls", ".txt")
 
 
+def as_json(member):
+    member.name = member.name.replace(".cls", ".json")
+
+
+def unnamed(path, label):
+    rewritten(path, None, label)
+    (path.parent / "classes.txt").unlink()
+
+
 def rewritten(path, change, label=None):
     with tarfile.open(path) as tar:
         members = [(member, tar.extractfile(member).read()) for member in tar]
@@ -211,7 +222,7 @@ def rewritten(path, change, label=None):
         for member, data in members:
             if change:
                 change(member)
-            if label and member.name.endswith(".cls"):
+            if label and member.name.endswith((".cls", ".json")):
                 data, member.size = label, len(label)
             tar.addfile(member, io.BytesIO(data))
 

@@ -148,6 +148,8 @@ def test_more_refusals(tmp_path, fresh_home, data_config):
     refused(f"{tmp_path / 'test.npz'} has vectors of 2 values, {tmp_path / 'train.npz'} of 3")
     write(tmp_path / "test.npz", y=Y + 1)
     refused("test.npz: labels from 1 to 4, of 4 classes")
+    identities = write(tmp_path / "identities.npz", y=Y + 2_000_000_000)
+    refused("one of them is 2000000003: number the classes from 0, or write class_names in it", identities)
     ragged = tmp_path / "ragged.csv"
     ragged.write_text("a,label\n1,x\n1,2,x\n")
     refused("ragged.csv: line 3 has 3 values, the header names 2", ragged)

@@ -22,7 +22,7 @@ from dicedist.data.prepared import NewArray, Prepared, home, one_process, prepar
 from dicedist.data.remote import Remote
 from dicedist.data.sets.files import Listing, index, opened
 from dicedist.data.sets.folder import SUFFIXES, answer_for_corrupt
-from dicedist.data.sets.vectors import SPLITS
+from dicedist.data.sets.vectors import SPLITS, counted
 
 CLASSES, SHARDS = "classes.txt", "shards.txt"  # names of classes, one a line; names of shards, where none can be listed
 BLOCK = 512  # bytes that a tar is made of
@@ -75,7 +75,7 @@ def listed(shards: list[Path]) -> Iterator[Sample]:
                 labels[key] = label_of(path, key, kind, text())
         for key, (offset, size) in images.items():
             if key not in labels:
-                raise ValueError(f"{path}: {printable(key)} has no label: write {key}.cls, or {key}.json with label")
+                raise ValueError(f"{path}: {printable(key)} has no label: write its .cls, or its .json with label")
             yield Sample(key, number, offset, size, labels[key])
         if not images:
             raise ValueError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
@@ -118,7 +118,7 @@ def label_of(path: Path, key: str, kind: str, text: bytes) -> int:
         found = int(text) if kind == "cls" else json.loads(text)["label"]
         if type(found) is not int or found < 0:
             raise ValueError
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path}: the label of {printable(key)} is {printable(text[:40].decode(errors='replace'))!r}, write a "
             'whole number from 0 in .cls, or {"label": 0} in .json'
@@ -129,7 +129,7 @@ def label_of(path: Path, key: str, kind: str, text: bytes) -> int:
 def class_names(folder: Path, labels: list[int]) -> list[str]:
     file = folder / CLASSES
     if not file.exists():
-        return [str(label) for label in range(max(labels) + 1)]
+        return counted(labels, folder, f"their names into {CLASSES}")
     names = file.read_text().splitlines()
     if max(labels) >= len(names):
         raise ValueError(f"{file} names {len(names)} classes, and the shards have the label {max(labels)}")

@@ -209,9 +209,19 @@ def classes(tables: dict[str, Table], files: dict[str, Path]) -> list[str]:
     words = {str(label) for label in table.labels}
     if all(word.lstrip("-").isdigit() for word in words):
         if isinstance(table.labels[0], int):
-            return [str(number) for number in range(max(map(int, table.labels)) + 1)]
+            return counted([int(label) for label in table.labels], files["train"], "class_names in it")
         return sorted(words, key=int)
     return sorted(words)
+
+
+def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
+    """Names of classes that have only numbers. names: where others could be written."""
+    if max(labels) >= len(labels):
+        raise ValueError(
+            f"{file} has {len(labels):,} labels and one of them is {max(labels)}: number the classes from 0, or write "
+            f"{names}"
+        )
+    return [str(number) for number in range(max(labels) + 1)]
 
 
 def numbered(table: Table, names: Sequence[str], file: Path) -> NDArray[np.int64]:
