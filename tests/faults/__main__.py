@@ -115,6 +115,7 @@ class Campaign:
             return directory / "tiny"
 
     def round(self, number, name, kind):
+        self.clear(number)  # of a campaign that was broken off
         reference, run = self.reference(kind), Run.of(kind, self.directory / f"round-{number}")
         began, told = time.monotonic(), ""
         try:
@@ -126,11 +127,14 @@ class Campaign:
                  "equal": bool(recovered) and differs is None, "seconds": round(time.monotonic() - began),
                  "commit": git_commit(), "told": differs or told}  # fmt: skip
         if found["equal"]:
-            for path in self.directory.glob(f"round-{number}[-.]*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            shutil.rmtree(run.directory)
+            self.clear(number)
         self.note(found)
         return found
+
+    def clear(self, number):
+        """The run of a round, its log, and what a fault put beside them."""
+        for path in [self.directory / f"round-{number}", *self.directory.glob(f"round-{number}[-.]*")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def note(self, found):
         state = "recovered" if found["recovered"] else "LOST", "equal" if found["equal"] else "DIFFERENT"
