@@ -343,10 +343,9 @@ def markdown(comparison: Comparison) -> str:
         lines(shown, apart),
     ]
     if varied := variations(comparison.curves):
-        columns_of_all = [column for column, _ in varied[0].apart]
         pieces += [
             "One key varied, differences from its first value, paired over seeds:",
-            lines(columns_of_all, [apart_row(one.name, one.apart) for one in varied]),
+            lines([column for column, _ in varied[0].apart], [apart_row(one.name, one.apart) for one in varied]),
         ]
     return "\n\n".join(pieces) + "\n"
 
