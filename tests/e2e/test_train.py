@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -120,7 +121,9 @@ SLEEPER = """
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_asks_and_a_second_one_ends(number):
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLEEPER)], stdout=subprocess.PIPE, text=True)
+    not_ignored = partial(signal.signal, number, signal.SIG_DFL)  # as it would be if these tests ran under nohup
+    words = [sys.executable, "-c", textwrap.dedent(SLEEPER)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=not_ignored)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     process.send_signal(number)  # the same request, forwarded by a launcher

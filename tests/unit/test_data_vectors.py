@@ -19,7 +19,7 @@ X = np.random.default_rng(0).normal(3, 2, (40, 3)).astype(np.float32)
 Y = np.arange(40) % 4
 
 
-def write(path, x=X, y=Y, **more):
+def write(path, x=X, y=Y, compression="snappy", **more):
     if path.suffix == ".npz":
         np.savez(path, x=x, y=y, **more)
     elif path.suffix == ".safetensors":
@@ -33,7 +33,7 @@ def write(path, x=X, y=Y, **more):
         from pyarrow import parquet
 
         columns = {**{f"v{place}": x[:, place] for place in range(x.shape[1])}, "label": y, **more}
-        parquet.write_table(pyarrow.table(columns), path)
+        parquet.write_table(pyarrow.table(columns), path, compression=compression)
     return path
 
 
@@ -157,6 +157,9 @@ def test_more_refusals(tmp_path, fresh_home, data_config):
     damaged = tmp_path / "damaged.npz"
     damaged.write_bytes(b"PK not a zip")
     refused("damaged.npz cannot be read", damaged)
+    words = write(tmp_path / "words.parquet", y=np.array(["cat", "dog"] * 20), compression="none")
+    words.write_bytes(words.read_bytes().replace(b"cat", b"ca\xff"))
+    refused("words.parquet cannot be read", words)
     with pytest.raises(ValueError, match="pip install 'dicedist\\[vectors\\]'"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
         read_table(tmp_path / "x.parquet", "label")

@@ -196,7 +196,7 @@ def parquet_columns(path: Path) -> dict[str, Any]:
 
     with readable(path):
         table = parquet.read_table(path)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+        return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
 def classes(tables: dict[str, Table], files: dict[str, Path]) -> list[str]:
