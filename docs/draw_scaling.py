@@ -17,18 +17,18 @@ OUTPUT = Path(__file__).parent / "images" / "scaling.svg"
 ALONE, DIVIDED, COMPUTED = 1, 2, 0  # styles: w on one rank, w on as many as hide it, the latter computed
 
 
-def times(rows: list[dict], column: str, fewest: bool) -> list[tuple[float, float]]:
-    """Members and the time of a step to that of the first row, with the fewest or the most ranks of w."""
-    chosen = {row["members"]: row for row in (reversed(rows) if fewest else rows)}
-    return sorted((members, row[column] / rows[0][column]) for members, row in chosen.items())
+def times(rows: list[dict], column: str, alone: bool) -> list[tuple[float, float]]:
+    """Members and the time of a step to that of the first row: w on one rank, or on the most that was measured."""
+    chosen = {row["members"]: row for row in rows if not alone or row["ranks of w"] == 1}
+    return [(members, row[column] / rows[0][column]) for members, row in chosen.items()]
 
 
 def main() -> None:
     measured, computed = (json.loads(Path(name).read_text())["rows"] for name in sys.argv[1:])
     lines = {
-        ALONE: ("w on one rank", times(measured, "step, s", fewest=True)),
-        DIVIDED: ("w on as many as hide it", times(measured, "step, s", fewest=False)),
-        COMPUTED: ("the same, computed", times(computed, "step, ms", fewest=False)),
+        ALONE: ("w on one rank", times(measured, "step, s", alone=True)),
+        DIVIDED: ("w on as many as hide it", times(measured, "step, s", alone=False)),
+        COMPUTED: ("the same, computed", times(computed, "step, ms", alone=False)),
     }
     members = tuple(float(x) for x, _ in lines[DIVIDED][1])
     x = svg.Axis("members, each with a device of its own", members[0], members[-1], members)

@@ -24,10 +24,12 @@ from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import place
 from dicedist.cluster.world import joined
 from dicedist.config import Config
+from dicedist.console.lines import say
 
 CPU = torch.device("cpu")
 WARM_UP = 1
 NUM_STEPS = 4  # of w's learning
+TOO_LONG = 10.0  # seconds in which w learns on one rank: what that makes of a step need not be measured
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ def scaling(config: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for num_members in (4, 8, 16, 32):
         share = compared_pairs(config, num_members) / PAIRS_OF_FOUR
-        for ranks_of_w in sorted({1, ranks_that_hide(share * learn, forward + backward)}):
+        hidden = ranks_that_hide(share * learn, forward + backward)
+        for ranks_of_w in sorted({1, hidden} if share * learn < TOO_LONG else {hidden}):
+            say(f"{num_members} members and w on {ranks_of_w} rank{'s' * (ranks_of_w > 1)} ...")
             own = share / ranks_of_w
             seconds, messages = (
                 seconds_a_step(config, num_members, durations, num_steps=3, ranks_of_w=ranks_of_w)
