@@ -122,8 +122,10 @@ def run(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, stopwatch() as seconds:
         machine = Machine(device, Path(folder))
         for name, check in checks():
-            found.append(checked(name, check, machine))
-            say(f"{found[-1].state:>8}  {found[-1].name}: {found[-1].what} {found[-1].remedy}".rstrip())
+            one = checked(name, check, machine)
+            gap = "\n" if "\n" in one.what else " "  # a table keeps its columns
+            say(f"{one.state:>8}  {one.name}:{gap}{one.what} {one.remedy}".rstrip())
+            found.append(one)
         taken = seconds()
     about = {"device": device, "gpus": names_of_gpus(), "torch": torch.__version__, "seconds": round(taken)}
     replace_text(out / "results.json", json.dumps({**about, "findings": [asdict(one) for one in found]}, indent=1))
