@@ -24,8 +24,7 @@ from dicedist.config.commands import COMMANDS, available
 def main() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
-        return
+        command(lambda _: print(usage()))
     if name == "--version":
         print(f"dicedist {__version__}")
         return

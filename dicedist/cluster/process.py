@@ -12,6 +12,7 @@ import ctypes
 import json
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ SECRET = "DICEDIST_SECRET"  # what only ranks of this run know: it begins every 
 ATTEMPT = "DICEDIST_ATTEMPT"  # how often the nodes of this launch have met, where torchrun's own count may differ
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+STDOUT = 1
 _leaving = threading.Lock()
 
 
@@ -104,9 +106,16 @@ def tune_malloc() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def nobody_reads() -> bool:
+    """Whether the reader of what is printed has gone, as `| head` does when it has enough."""
+    printed = select.poll()
+    printed.register(STDOUT, 0)  # 0: only errors
+    return bool(printed.poll(0))
+
+
 def explained(error: BaseException) -> tuple[str, int]:
     """The message for an error, and the exit code."""
-    if isinstance(error, EndedElsewhere):
+    if isinstance(error, EndedElsewhere) or (isinstance(error, BrokenPipeError) and nobody_reads()):
         return "", EXIT_USER
     if isinstance(error, ValueError | OSError):
         return one_line(error), EXIT_USER

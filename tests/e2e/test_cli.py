@@ -71,6 +71,15 @@ def test_console_script():
     assert getattr(import_module(module), function) is cli.main
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_a_reader_that_has_enough_is_no_error(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-u", "-m", "dicedist", *words], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.stderr == b""
+
+
 @pytest.fixture
 def started(monkeypatch):
     """What `dicedist train ARGUMENTS` does with some GPUs: ("here", its config), or (processes, their overrides)."""
