@@ -63,6 +63,8 @@ def train(config: Config) -> None:
     tune_malloc()
     method, run = Method(config.method), Run.of(config)
     config.network.inputs = sources.vector_width(config.data)
+    if config.network.is_dense and config.network.inputs is None:
+        config.network.pixels = config.data.size
     needs_w, replicas, size = method.counterpart is not None, config.ensemble.replicas, resume.ensemble_size(config)
     called = method.counterpart.part if method.counterpart else ""
     if this_rank() == REPORTER:

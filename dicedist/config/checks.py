@@ -231,7 +231,7 @@ def check_data(data: DataConfig) -> None:
 
 def check_network(network: NetworkConfig) -> None:
     sizes = {name: getattr(network, name) for name in ("width", "depth", "norm", "dropout")}
-    if "mlp" not in (network.per_member or [network.name]) or network._target_ is not None:
+    if not network.is_dense:
         if given := [name for name, value in sizes.items() if value is not None]:
             raise ValueError(f"network.{given[0]}={sizes[given[0]]}: only network=mlp has it, {network.label} does not")
     elif lacking := [name for name, value in sizes.items() if value is None]:

@@ -91,6 +91,7 @@ class NetworkConfig:
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
     inputs: int | None = key("values of a vector; null: as the data has, none for images", at_least=1, default=None)
+    pixels: int | None = key("mlp: of an image's side; null: data.size, none for vectors", at_least=1, default=None)
     width: int | None = key("mlp: of every layer, and of the features", at_least=1, default=None)
     depth: int | None = key("mlp: dense layers; branches share the first half", at_least=2, default=None)
     norm: str | None = key("mlp: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
@@ -109,6 +110,11 @@ class NetworkConfig:
         "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3",
         default="none",
     )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a member is an MLP, whose first layer is as wide as its inputs."""
+        return self._target_ is None and "mlp" in (self.per_member or [self.name])
 
     @property
     def label(self) -> str:

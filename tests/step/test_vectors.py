@@ -9,6 +9,7 @@ import torch
 from dicedist import evaluate, export, predict, report, train
 from dicedist.algorithm import build
 from dicedist.config import compose_config
+from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
 from tests.support import tiny
 from tests.support.steps import batch_at, build_step
@@ -87,6 +88,18 @@ def test_predictions_are_those_of_the_evaluation(run, tmp_path):
         predict.run([f"run={run}", str(tmp_path / "narrow.npz")])
 
 
+def test_images_as_rows_of_pixels(tmp_path):
+    """The same network reads images: trained, evaluated, exported and asked as any network for images."""
+    keys = ("network=mlp", "network.width=8", "structure=branch", "data.augment=none", "max_steps=2")
+    train.run([*tiny.TINY, *keys, f"run.dir={tmp_path}"])
+    ensemble = Ensemble.load(tmp_path / "tiny")
+    assert ensemble.about.images != "vectors" and ensemble.about.size == 32
+    export.run([f"run={tmp_path / 'tiny'}", "format=safetensors", f"output={tmp_path / 'tiny.safetensors'}"])
+    images = torch.randint(256, (5, 32, 32, 3), dtype=torch.uint8)
+    exported = Ensemble.load(tmp_path / "tiny.safetensors")
+    torch.testing.assert_close(exported(images), ensemble(images))
+
+
 @pytest.mark.parametrize("format", ["pt2", "safetensors"])
 def test_export(run, tmp_path, capsys, format):
     export.run([f"run={run}", f"format={format}", f"output={tmp_path / 'ensemble'}.{format}"])
@@ -99,7 +112,7 @@ def test_export(run, tmp_path, capsys, format):
     ("overrides", "line"),
     [
         (["data=digits", "network=resnet8"], "resnet8 reads images, and the data are vectors: write network=mlp"),
-        (["data=shapes", "network=mlp"], "network=mlp reads vectors: write data=vectors"),
+        (["data=digits", "network.per_member=[mlp,resnet8]", "ensemble.size=2"], "resnet8 reads images, and the data"),
     ],
 )
 def test_data_and_network_that_do_not_fit(tmp_path, overrides, line):

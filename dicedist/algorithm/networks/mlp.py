@@ -1,4 +1,4 @@
-"""A perceptron for vectors: dense layers of one width, each with its norm and a ReLU; the first half is the trunk.
+"""A perceptron: dense layers of one width, each with its norm and a ReLU; the first half is the trunk.
 
 Legend: B inputs, V values of an input.
 """
@@ -14,17 +14,24 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer"
 
 
 def mlp(config: NetworkConfig) -> Network:
-    """Vectors [B, V] to features [B, width]; dropout is between layers, never on the features themselves."""
-    if config.inputs is None:
-        raise ValueError("network=mlp reads vectors: write data=vectors or data=digits, or a network for images")
+    """Vectors [B, V] or images [B, 3, pixels, pixels] to features [B, width].
+
+    Dropout is between layers, never on the features themselves.
+    """
     assert config.width is not None and config.depth is not None and config.norm is not None
-    widths = [config.inputs] + [config.width] * config.depth
+    if config.inputs is not None:
+        values, flat = config.inputs, []
+    elif config.pixels is not None:
+        values, flat = 3 * config.pixels**2, [nn.Flatten()]
+    else:
+        raise ValueError("network=mlp: write network.inputs=VALUES or network.pixels=SIDE; a training reads its data")
+    widths = [values] + [config.width] * config.depth
     layers = [
         layer(inputs, outputs, config.norm, (config.dropout or 0.0) if place else 0.0)
         for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False))
     ]
     half = config.depth // 2
-    return Network(nn.Sequential(*layers[:half]), nn.Sequential(*layers[half:]), config.width, config.width)
+    return Network(nn.Sequential(*flat, *layers[:half]), nn.Sequential(*layers[half:]), config.width, config.width)
 
 
 def layer(inputs: int, outputs: int, norm: str, dropout: float) -> nn.Sequential:
