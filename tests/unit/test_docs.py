@@ -27,7 +27,7 @@ PROGRAMS = ("dicedist", "timeout", "python", "torchrun", "docker", "kubectl", "s
 START = re.compile(rf"(?:\./)?(?:{'|'.join(PROGRAMS)}|launch/[\w-]+|\.venv/bin/python)(?= |$)")
 # What is refused because nothing was trained, and no file of the user's is there.
 MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* came to its end"
-RECORDER = '#!/usr/bin/env bash\n{ printf "%s\\0" "${0#"$PWD/"}" "$@"; printf "\\n"; } >>"$ASKED"\n'
+RECORDER = '#!/usr/bin/env bash\nprintf "%s\\0" "${0#"$PWD/"}" "$@" >"$ASKED/$$"\n'  # programs of a pipe run at once
 
 
 def blocks(text):
@@ -78,12 +78,12 @@ def write(path):
 
 def through_bash(line, folder):
     """The words of every program that a line of bash starts."""
-    asked = folder / "asked"
+    (asked := folder / "asked").mkdir()
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "ASKED": str(asked)}
     done = subprocess.run(["bash", "-euc", line], cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and not done.stderr, done.stderr
-    calls = [call.split("\0")[:-1] for call in asked.read_text().splitlines()]
-    asked.unlink()
+    calls = [file.read_text().split("\0")[:-1] for file in asked.iterdir()]
+    assert calls, "no program was started"
     return [[Path(program).name if "/bin/" in program else program, *words] for program, *words in calls]
 
 
