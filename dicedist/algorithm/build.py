@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dicedist.algorithm import networks, trajectories
+from dicedist.algorithm.averages import MovingAverage
 from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.grouped import why_not_grouped
 from dicedist.algorithm.member import Member
@@ -15,12 +16,14 @@ from dicedist.algorithm.networks import Network
 from dicedist.algorithm.networks.layers import Layers
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.optimizers import build_optimizer
-from dicedist.algorithm.parts import Hosted, Part, moving_average
+from dicedist.algorithm.parts import Hosted, Part, followed
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Loss
 from dicedist.config.schema import Config
+
+DECAY_OF_W = 0.9  # of the average of w that evaluation reads (docs/choices.md, 33)
 
 
 def build_step(
@@ -84,7 +87,8 @@ def build_hosted(
     if hosts_discriminator:
         assert method.counterpart is not None
         module = build_counterpart(config, method, num_members, num_classes).to(device)
-        discriminator = Part(method.counterpart.part, module, module.build_optimizer())
+        average = MovingAverage(followed(module), DECAY_OF_W) if method.estimator else None
+        discriminator = Part(method.counterpart.part, module, module.build_optimizer(), average)
     companions = {} if samples else build_companions(config, method, own, num_members, num_classes, device)
     return Hosted(own, trunk, shared, discriminator, companions)
 
@@ -121,7 +125,7 @@ def learner(
     optimizer = build_optimizer(config.optimizer, module, backbone, behind, fused=config.precision != "fp16")
     decay = config.optimizer.ema
     return Part(
-        name, module, optimizer, None if decay is None else moving_average(module, decay, config.optimizer.ema_warmup)
+        name, module, optimizer, None if decay is None else MovingAverage(module, decay, config.optimizer.ema_warmup)
     )
 
 

@@ -11,7 +11,7 @@ from dicedist.algorithm.objectives import Method
 from dicedist.config.schema import Config, OptimizerConfig
 
 FLOAT = torch.float32.itemsize
-OF_W = 3  # weights, gradients, RMSProp's mean square; a momentum
+OF_W = 3  # weights, gradients, RMSProp's mean square; a momentum. One that estimates has an average too
 OF_ADAM = 4  # weights, gradients, two means
 
 
@@ -39,7 +39,8 @@ def footprint(
         if hosts_discriminator:
             assert method.counterpart is not None
             w = build_counterpart(config, method, size, num_classes)
-            needed["w" if method.estimator else method.counterpart.part] = OF_W * FLOAT * count(w)
+            copies = OF_W + bool(method.estimator)
+            needed["w" if method.estimator else method.counterpart.part] = copies * FLOAT * count(w)
         if hosts_discriminator and method.estimator:
             kept = config.redundancy.memory * num_classes + 1 + config.batch_size
             width = max(networks[member].feature_dim for member in method.compared(size))

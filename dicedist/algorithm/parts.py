@@ -1,14 +1,15 @@
 """The parts of an ensemble that a rank hosts: members, companions, what members share, their counterpart."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import nn
 
+from dicedist.algorithm.averages import MovingAverage
 from dicedist.algorithm.companion import Companion
 from dicedist.algorithm.counterpart import Counterpart
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.networks.freezing import frozen_norms
 
@@ -23,7 +24,7 @@ class Part:
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    average: AveragedModel | None = None
+    average: MovingAverage | None = None
     second: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
@@ -40,26 +41,15 @@ class Part:
         for norm in frozen_norms(self.module):
             norm.eval()
 
-
-def moving_average(module: nn.Module, decay: float, warms_up: bool = False) -> AveragedModel:
-    """A copy of weights and running statistics that follows the module where `update_parameters(module)` is called.
-
-    Built when the module is on its device: the counter stays on the CPU, where reading it costs no synchronisation.
-    warms_up: the decay rises with the steps, so that the first ones count alike.
-    """
-    update = warming(decay) if warms_up else get_ema_multi_avg_fn(decay)
-    average = AveragedModel(module, multi_avg_fn=update, use_buffers=True)
-    return average.requires_grad_(False)
+    def follow(self) -> None:
+        """The moving average, if there is one, takes a step towards the weights."""
+        if self.average is not None:
+            self.average.follow(followed(self.module))
 
 
-def warming(decay: float) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:
-    """The arithmetic mean of the first 1 / (1 - decay) weights, then a moving average."""
-
-    def update(averages: Sequence[Tensor], current: Sequence[Tensor], steps: Tensor | int) -> None:
-        own = min(1 - 1 / (int(steps) + 1), decay)
-        get_ema_multi_avg_fn(own)(averages, current, steps)
-
-    return update
+def followed(module: nn.Module) -> nn.Module:
+    """What a moving average follows: the weights, and of w not its class memory."""
+    return module.network if isinstance(module, Discriminator) else module
 
 
 @dataclass

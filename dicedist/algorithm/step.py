@@ -312,7 +312,9 @@ class Step:
             return {}
         where = (batch.epoch, batch.step_in_epoch)
         with self.precision_of_w():
-            return self.hosted.w.study(self.hosted.discriminator.optimizer, read, self.targets(batch), now, where)
+            values = self.hosted.w.study(self.hosted.discriminator.optimizer, read, self.targets(batch), now, where)
+        self.hosted.discriminator.follow()
+        return values
 
     def precision_of_w(self) -> torch.autocast:
         """bf16 on a GPU if members use it; never fp16: log f may leave its range, and the gradients of log f do."""
@@ -421,8 +423,7 @@ class Step:
             part.optimizer.zero_grad(set_to_none=True)
             if part.second is not None:
                 self.learn_lesson(part.second, lessons[part.name])
-            if part.average is not None:
-                part.average.update_parameters(part.module)
+            part.follow()
         self.scaler.update()
         return norms
 

@@ -115,7 +115,7 @@ def calibrated(
 
 
 def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = WEIGHTS) -> dict[str, Tensor]:
-    """The checkpoint's weights, by their names in the ensemble. kind: of the members; w has no average."""
+    """The checkpoint's weights, by their names in the ensemble. kind: of the members; w is averaged."""
     about = ensemble.about
     tensors: dict[str, Tensor] = {}
     for place, number in enumerate(about.members):
@@ -129,13 +129,13 @@ def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = W
         of_fusion = fusion_weights(config, Method(config.method), found)
         tensors |= {f"fusion.{name}": value for name, value in of_fusion.items()}
     if about.compared:
-        of_w = part_weights(found, "discriminator")
+        saved = checkpoint.tensors_of(found, "discriminator")
+        of_w = checkpoint.of_kind(AVERAGED_WEIGHTS, saved) or checkpoint.of_kind(f"{WEIGHTS}network.", saved)
         slots = [about.members[place] for place in about.compared]
-        of_w["network.slots_MDH"] = of_w["network.slots_MDH"][slots, : ensemble.feature_dim]
-        tensors |= {name.replace("network", "w", 1): x for name, x in of_w.items() if name.startswith("network.")}
+        of_w["slots_MDH"] = of_w["slots_MDH"][slots, : ensemble.feature_dim]
+        tensors |= {f"w.{name}": value for name, value in of_w.items()}
     return tensors
 
 
 def part_weights(found: Checkpoint, part: str, kind: str = WEIGHTS) -> dict[str, Tensor]:
-    tensors = checkpoint.tensors_of(found, part)
-    return {key.removeprefix(kind): value for key, value in tensors.items() if key.startswith(kind)}
+    return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))

@@ -178,12 +178,15 @@ def fit(
 
 
 def load_discriminator(config: Config, method: Method, num_classes: int, found: Checkpoint) -> Discriminator | None:
-    """The w that a run has trained; None if its method has none that estimates redundancy."""
+    """The w that a run has trained, averaged over its last steps; None if its method has none."""
     if method.estimator is None:
         return None
     w = build_counterpart(config, method, config.num_members, num_classes)
     assert isinstance(w, Discriminator)
-    checkpoint.load_weights(w, checkpoint.load_part(found, "discriminator", w))
+    tensors = checkpoint.load_part(found, "discriminator", w)
+    checkpoint.load_weights(w, tensors)
+    if averages := checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors):  # older runs have none
+        w.network.load_state_dict(averages)
     return w
 
 
@@ -207,8 +210,9 @@ def held_out_redundancy(
     """
     if method.estimator is None or placement.discriminator is None:
         return None
-    w, rows_N, dims = hosted.w, rows_for_w(source), feature_dims(config, config.num_members)
-    own = {} if w is None else {0: parameters_to_vector(w.parameters()).detach().cpu()}
+    rows_N, dims = rows_for_w(source), feature_dims(config, config.num_members)
+    w = hosted.discriminator and hosted.discriminator.average
+    own = {} if w is None else {0: parameters_to_vector(w.module.parameters()).cpu()}
     copied = build_counterpart(config, method, config.num_members, source.num_classes) if control.reports else None
     length = 0 if copied is None else sum(parameter.numel() for parameter in copied.parameters())
     weights = control.collect(own, [(length,)], [placement.discriminator])

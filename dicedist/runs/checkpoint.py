@@ -24,13 +24,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dicedist.algorithm.parts import Part
+from dicedist.algorithm.parts import Part, followed
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
-AVERAGE = "average."  # the state of torch's AveragedModel
+AVERAGE = "average."  # the state of a MovingAverage
 AVERAGED_WEIGHTS = f"{AVERAGE}module."
 OPTIMIZERS = ("optimizer", "second")  # how the states of a part's optimisers are called
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
@@ -256,8 +256,8 @@ def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
     """Whether these are all weights of the module, perhaps averages of all of them, and plus only optimiser counters
     and values of a parameter's shape."""
     weights, averages = (
-        {f"{prefix}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
-        for prefix in (WEIGHTS, AVERAGED_WEIGHTS)
+        {f"{prefix}{name}": tuple(value.shape) for name, value in own.state_dict().items()}
+        for prefix, own in ((WEIGHTS, module), (AVERAGED_WEIGHTS, followed(module)))
     )
     averages[f"{AVERAGE}n_averaged"] = ()
     wanted = weights | (averages if averages.keys() & shapes.keys() else {})
@@ -269,9 +269,13 @@ def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
     )
 
 
+def of_kind(prefix: str, tensors: Tensors) -> Tensors:
+    """Those of a part that begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 def load_weights(module: nn.Module, tensors: Tensors) -> None:
-    weights = {name: value for name, value in tensors.items() if name.startswith(WEIGHTS)}
-    module.load_state_dict({name.removeprefix(WEIGHTS): value for name, value in weights.items()})
+    module.load_state_dict(of_kind(WEIGHTS, tensors))
 
 
 def load_optimizer(part: Part, tensors: Tensors) -> None:
@@ -296,8 +300,7 @@ def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
 
 def load_average(part: Part, tensors: Tensors) -> None:
     """An average that the checkpoint lacks begins with the weights of the next step."""
-    saved = {name.removeprefix(AVERAGE): value for name, value in tensors.items() if name.startswith(AVERAGE)}
-    if part.average is not None and saved:
+    if part.average is not None and (saved := of_kind(AVERAGE, tensors)):
         part.average.load_state_dict(saved)
 
 

@@ -21,6 +21,7 @@ from dicedist.benchmarks.step import SPANS
 from dicedist.data import sources
 from dicedist.data.sources import some_of_each
 from dicedist.evaluation import redundancy
+from dicedist.evaluation.loading import load_ensemble
 from dicedist.evaluation.readings import read
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.reporting import adversary, dynamics
@@ -88,8 +89,21 @@ def test_diversity_of_training_images_may_be_left_out(tmp_path):
 
 
 def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
-    """At the last step it is what one draw of the final evaluation's estimate gives, from the saved w and features."""
-    train(tmp_path, "max_steps=4")
+    """At the last step it is what one draw of the final evaluation's estimate gives, from the saved w and features.
+
+    That w is an average over steps, so that the last of them, which may be a jump, weighs a tenth.
+    """
+    average = {}
+
+    def follow(trainer, done):
+        network = trainer.hosted.w.network
+        if done == 4:
+            network.second.weight.data += 100  # after the average was taken: w itself is not what is read
+        for name, value in network.state_dict().items():
+            average[name] = value.clone() if done == 1 else 0.9 * average[name] + 0.1 * value
+
+    train(tmp_path, "max_steps=4", after_step=follow)
+    average["second.weight"] -= 0.1 * 100
     run = Run(tmp_path / "tiny")
     config, source = run.config(), sources.load(run.config().data)
     method, found = Method(config.method), run.checkpoint()
@@ -101,6 +115,10 @@ def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
         *(torch.stack([getattr(r, name)[rows] for r in readings]) for name in ("means_ND", "scales_ND"))
     )
     w = redundancy.load_discriminator(config, method, source.num_classes, found)
+    exported = load_ensemble(run, tell=lambda text: None).w.state_dict()
+    for name, value in average.items():
+        torch.testing.assert_close(w.network.state_dict()[name], value, msg=name)
+        torch.testing.assert_close(exported[name], value, msg=name)
     expected = redundancy.estimate(w, features, source.val.labels_N[rows], w.pairs_P2, num_draws=1).nats_P[0]
     (last,) = [record for record in records_of(run.directory) if "val/redundancy_nats" in record]
     assert last["val/redundancy_nats"] == pytest.approx(expected, rel=1e-4, abs=1e-6)

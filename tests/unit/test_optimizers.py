@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from dicedist.algorithm.averages import MovingAverage
 from dicedist.algorithm.networks.layers import layers
 from dicedist.algorithm.optimizers import build_optimizer, parameter_groups, set_rate
-from dicedist.algorithm.parts import moving_average
 from dicedist.config import compose_config
 
 
@@ -128,13 +128,13 @@ def test_frozen_parameters_belong_to_no_group():
 def test_a_moving_average_is_the_recursion():
     """a <- d a + (1 - d) w, from the first update on; running statistics too."""
     module = nn.BatchNorm1d(2)
-    average = moving_average(module, 0.9)
+    average = MovingAverage(module, 0.9)
     expected = None
     for step in range(4):
         with torch.no_grad():
             module.weight.fill_(step + 1.0)
             module.running_mean.fill_(10.0 * step)
-        average.update_parameters(module)
+        average.follow(module)
         now = torch.stack([module.weight, module.running_mean]).detach()
         expected = now.clone() if expected is None else 0.9 * expected + 0.1 * now
     torch.testing.assert_close(torch.stack([average.module.weight, average.module.running_mean]), expected)

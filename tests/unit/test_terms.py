@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dicedist.algorithm.averages import MovingAverage
 from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import build as build_network
 from dicedist.algorithm.objectives import afd, dibs, ffl, gal, gpmr, kdcl
 from dicedist.algorithm.objectives.pcl import Fusion
-from dicedist.algorithm.parts import moving_average
 from dicedist.algorithm.schedules import Moment, Schedules
 from dicedist.algorithm.targets import Targets
 from dicedist.config import compose_config
@@ -71,10 +71,10 @@ def test_inputs_without_gradient_leave_the_penalties_finite():
 
 def test_a_warming_average_is_the_mean_of_the_first_weights():
     module = torch.nn.Linear(3, 2)
-    average, seen = moving_average(module, 0.999, warms_up=True), []
+    average, seen = MovingAverage(module, 0.999, warms_up=True), []
     for step in range(20):
         torch.nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(step))
-        average.update_parameters(module)
+        average.follow(module)
         seen.append(module.weight.detach().clone())
     torch.testing.assert_close(average.module.weight.data, torch.stack(seen).mean(0))
 
