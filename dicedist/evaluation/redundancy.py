@@ -203,7 +203,7 @@ def held_out_redundancy(
     readings: Mapping[int, Readings],
     source: Source,
 ) -> float | None:
-    """Nats between two members of some held-out features, by w over its last steps; all ranks call, the reporter is told.
+    """Nats between two members of some held-out features, by w over its last steps; all ranks call, the reporter knows.
 
     readings: by the members that this rank reads, with the features of `rows_for_w`. w is copied to the reporter, which
     reads as many inputs as one batch or a few have, so that it costs about a step.
