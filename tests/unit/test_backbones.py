@@ -242,7 +242,7 @@ def test_memory_is_counted_and_refused():
     of_w = sum(parameter.numel() for parameter in hosted.w.parameters())
     needed = footprint(config, method, [0, 1], True, 10)
     assert needed["members"] == 4 * 4 * weights  # weights, gradients, momentum, average
-    assert needed["w"] == 4 * 3 * of_w
+    assert needed["w"] == 4 * 4 * of_w  # weights, gradients, mean square, average
     assert needed["class memory"] == 4 * 2 * 2 * (10 * config.redundancy.memory + 1 + 128) * 64
     refuse_too_large(CPU, needed)
     with pytest.raises(ValueError, match=r"need 1024.0 .members 0.0, w 1024.0.: write network.feature_dim=256 or smal"):
