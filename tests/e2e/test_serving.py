@@ -1,8 +1,10 @@
 """The model in MLflow gives the answers that evaluation measured: loaded without pickle, and over HTTP."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,14 +108,7 @@ def test_loads_without_pickle_and_dicedist(logged, tmp_path):
 def served(logged):
     """Asks a `mlflow models serve` about images: [N, 32, 32, 3] uint8 in, answers by name out."""
     directory, uri = logged
-    port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny/1", "--env-manager", "local",
-         "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
-        cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    server, port = serve(directory, uri)
 
     def ask(images):
         body = json.dumps({"inputs": images.tolist()}).encode()
@@ -162,6 +157,24 @@ def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, 
     assert "tracking.register=tiny: version 1 of that model has another signature" in told
     assert len(MlflowClient(uri).search_model_versions("name = 'tiny'")) == 1
     assert MlflowClient(uri).get_run(sender.state["run_id"]).outputs.model_outputs  # logged all the same
+
+
+def serve(directory, uri):
+    """A server that listens, and its port: one that another test took in between is tried no second time."""
+    for _ in range(3):
+        port = free_port()
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/tiny/1", "--env-manager", "local",
+             "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+            env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+                 "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
+            cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        while server.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return server, port
+            time.sleep(0.2)
+    raise AssertionError("the server ended three times before it listened")
 
 
 def patiently(request):
