@@ -28,9 +28,9 @@ class MovingAverage(nn.Module):
         tensors = [[*chain(own.parameters(), own.buffers())] for own in (self.module, module)]
         averages, current = ([tensor for tensor in own if tensor.is_floating_point()] for own in tensors)
         torch._foreach_lerp_(averages, current, 1 - self.next_decay())
-        for counter, value in zip(*tensors, strict=True):
-            if not counter.is_floating_point():
-                counter.copy_(value)
+        own_counters, counters = ([tensor for tensor in own if not tensor.is_floating_point()] for own in tensors)
+        if counters:
+            torch._foreach_copy_(own_counters, counters)
         self.n_averaged += 1
 
     def next_decay(self) -> float:

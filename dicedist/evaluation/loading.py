@@ -17,6 +17,7 @@ from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, build, filled
 from dicedist.evaluation.fusing import fusion_weights
 from dicedist.evaluation.members import members_or_student
+from dicedist.evaluation.redundancy import weights_of_w
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.run import Run
@@ -129,8 +130,7 @@ def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = W
         of_fusion = fusion_weights(config, Method(config.method), found)
         tensors |= {f"fusion.{name}": value for name, value in of_fusion.items()}
     if about.compared:
-        saved = checkpoint.tensors_of(found, "discriminator")
-        of_w = checkpoint.of_kind(AVERAGED_WEIGHTS, saved) or checkpoint.of_kind(f"{WEIGHTS}network.", saved)
+        of_w = weights_of_w(checkpoint.tensors_of(found, "discriminator"))
         slots = [about.members[place] for place in about.compared]
         of_w["slots_MDH"] = of_w["slots_MDH"][slots, : ensemble.feature_dim]
         tensors |= {f"w.{name}": value for name, value in of_w.items()}

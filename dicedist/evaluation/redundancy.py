@@ -185,9 +185,14 @@ def load_discriminator(config: Config, method: Method, num_classes: int, found: 
     assert isinstance(w, Discriminator)
     tensors = checkpoint.load_part(found, "discriminator", w)
     checkpoint.load_weights(w, tensors)
-    if averages := checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors):  # older runs have none
-        w.network.load_state_dict(averages)
+    w.network.load_state_dict(weights_of_w(tensors))
     return w
+
+
+def weights_of_w(tensors: checkpoint.Tensors) -> checkpoint.Tensors:
+    """Those that are read, by their names in w's network: the average, which older runs have not."""
+    averaged = checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors)
+    return averaged or checkpoint.of_kind(f"{checkpoint.WEIGHTS}network.", tensors)
 
 
 def rows_for_w(source: Source) -> Tensor:

@@ -161,6 +161,7 @@ def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, 
 
 def serve(directory, uri):
     """A server that listens, and its port: one that another test took in between is tried no second time."""
+    told = directory.parent / "server.log"
     for _ in range(3):
         port = free_port()
         server = subprocess.Popen(
@@ -168,13 +169,13 @@ def serve(directory, uri):
              "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
             env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
                  "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
-            cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            cwd=directory.parent, stdout=subprocess.DEVNULL, stderr=told.open("a"), start_new_session=True,
         )  # fmt: skip
         while server.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 return server, port
             time.sleep(0.2)
-    raise AssertionError("the server ended three times before it listened")
+    raise AssertionError(f"the server ended three times before it listened: {told.read_text()[-2000:]}")
 
 
 def patiently(request):

@@ -75,10 +75,8 @@ class OnGpu(Tensor):
     def __deepcopy__(self, memo: dict) -> "OnGpu":
         """In memory of its own, which is held as that of any other tensor."""
         made = self.detach().clone().requires_grad_(self.requires_grad)
-        memo[id(self)] = made = (
-            torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
-        )
-        return made
+        memo[id(self)] = torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+        return memo[id(self)]
 
     def record_stream(self, stream: "Stream") -> None:
         PretendGpu.present.memory(self).recorded.add(stream)
