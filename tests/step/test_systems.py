@@ -39,7 +39,7 @@ def test_continued_it_equals_the_run_that_was_not_stopped(tmp_path, options):
 # Cycles of one epoch, or a start after the second of four; stopped within a cycle, and where samples are drawn.
 KINDS = {
     "sse": (5, "trajectory.samples=3", "trajectory.cycle_epochs=1"),
-    "csgld": (5, "trajectory.samples=3", "trajectory.cycle_epochs=2", "trajectory.noise_epochs=1"),
+    "csgld": (5, "trajectory.samples=2", "trajectory.cycle_epochs=2", "trajectory.noise_epochs=1"),
     "fge": (8, "trajectory.samples=2", "trajectory.start=2", "trajectory.cycle_epochs=1"),
     "swag": (10, "trajectory.samples=2", "trajectory.start=1"),
     "vi": (8, "trajectory.samples=2", "trajectory.start=2"),
@@ -52,8 +52,6 @@ def test_a_trajectory_continued_equals_one_that_was_not_stopped(tmp_path, name):
     """And its samples are what is evaluated, predicts and is exported."""
     stop, *options = KINDS[name]
     options = [f"method={name}", *options, "epochs=4", "schedules.reference_epochs=4", "batch_size=16"]
-    if name == "csgld":
-        options[1] = "trajectory.samples=2"
     train(tmp_path / "whole", *options)
     assert train(tmp_path / "cut", *options, after_step=asked_after(stop))
     train(tmp_path / "cut", *options)
