@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dicedist.metrics import Interval, bootstrap, ensemble_log_probabilities, paired_over_seeds
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FURTHER, Measure
-from dicedist.reporting.evidence import difference_text
+from dicedist.reporting.contrasts import difference_text
 from dicedist.reporting.markup import Section, table
 from dicedist.reporting.records import Group, Recorded, dig
 

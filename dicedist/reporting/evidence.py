@@ -1,28 +1,29 @@
-"""The page and the Markdown table of a comparison that was decided beforehand: intervals, and the cost of diversity."""
+"""The page and the Markdown table of a comparison that was decided beforehand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from typing import Any
 
-from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, Measure
-from dicedist.metrics.statistics import Interval, over_seeds, paired_over_seeds
-from dicedist.reporting import svg
-from dicedist.reporting.markup import Section, figure, fixed, grid, legend, remark, table
-from dicedist.reporting.records import Pooled, dig
-from dicedist.reporting.svg import Panel, number
-
-BY_NAME = {measure.name: measure for measure in (*ENSEMBLE, *DIVERSITY, *OOD)}
-Evaluation = Mapping[str, Any]  # an evaluation.json
-Reading = Callable[[Evaluation], float | None]
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    measure: Measure
-    read: Reading
+from dicedist.metrics.measures import OOD_SCORES, Measure
+from dicedist.metrics.statistics import Interval, over_seeds
+from dicedist.reporting import curves, svg
+from dicedist.reporting.contrasts import (
+    AFTER,
+    BY_NAME,
+    PLAIN,
+    Column,
+    Evaluation,
+    against,
+    columns,
+    difference_text,
+    head,
+    ood_reading,
+    row_of,
+    values,
+)
+from dicedist.reporting.curves import Curve, variations
+from dicedist.reporting.forest import Bar, Row, forest
+from dicedist.reporting.markup import Section, figure, fixed, grid, legend, table
 
 
 @dataclass(frozen=True)
@@ -35,33 +36,6 @@ class Contender:
     chosen: Mapping[str, str]  # by the search
     trials: Mapping[str, int]  # outcome -> how many
     inputs: Mapping[str, Interval]  # name of a measure -> bootstrap of the difference from the baseline over inputs
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A point of a trade-off curve: a value of the varied key, by seed and pooled over seeds."""
-
-    value: str
-    evaluations: Sequence[Evaluation]
-    accuracy: Pooled  # of the members, in %
-    ratio: Pooled
-
-
-@dataclass(frozen=True)
-class Curve:
-    name: str
-    style: int
-    key: str  # empty for a method that was not varied
-    stops: Sequence[Stop]
-
-
-@dataclass(frozen=True)
-class Variation:
-    """A value of a curve's key beside the curve's first value, paired over seeds."""
-
-    name: str
-    style: int
-    apart: Sequence[tuple[Column, Interval]]
 
 
 @dataclass(frozen=True)
@@ -79,59 +53,28 @@ class Comparison:
         return columns([evaluation for one in self.contenders for evaluation in one.evaluations])
 
     @property
+    def others(self) -> list[Contender]:
+        return [one for one in self.contenders if one is not self.baseline]
+
+    @property
     def about(self) -> str:
         seeds = len(self.baseline.evaluations)
         return f"{seeds} seeds of each method · protocol committed as {self.commit[:10]} before the test set was read"
 
 
-def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
-    """The columns in which all have a value."""
-    before_and_after = [
-        Column(f"{BY_NAME[name].title} {when}", BY_NAME[name], reading(part, name))
-        for name in ("nll", "ece", "brier")
-        for when, part in (("before T", "ensemble"), ("after T", "ensemble_tempered"))
-    ]
-    known = [
-        Column("ensemble accuracy", BY_NAME["accuracy"], reading("ensemble", "accuracy")),
-        Column("members' accuracy", BY_NAME["accuracy"], reading("members", "accuracy")),
-        *before_and_after,
-        Column(BY_NAME["ratio_error"].title, BY_NAME["ratio_error"], reading("diversity", "ratio_error")),
-        *(Column(f"OOD AUROC, {score}", BY_NAME["auroc"], ood_reading(score)) for score in ("max_softmax", "dice_x_w")),
-    ]
-    return [column for column in known if all(column.read(evaluation) is not None for evaluation in evaluations)]
-
-
-def reading(*path: str) -> Reading:
-    return lambda evaluation: dig(evaluation, path)
-
-
-def ood_reading(score: str) -> Reading:
-    """The mean over OOD sets."""
-
-    def read(evaluation: Evaluation) -> float | None:
-        found = [scores[score]["auroc"] for scores in evaluation.get("ood", {}).values() if score in scores]
-        return sum(found) / len(found) if found else None
-
-    return read
-
-
-def values(evaluations: Sequence[Evaluation], column: Column) -> list[float]:
-    return [column.measure.scale * value for e in evaluations if (value := column.read(e)) is not None]
-
-
 def sections(comparison: Comparison) -> list[Section]:
     shown = comparison.columns
-    found = [means(comparison, shown), differences(comparison, shown)]
+    found = [means(comparison, shown), differences(comparison, shown), detection(comparison)]
     if comparison.curves:
-        found.append(tradeoff(comparison.curves))
-    return [*found, budget(comparison)]
+        found.append(curves.section(comparison.curves))
+    return [*(section for section in found if section is not None), budget(comparison)]
 
 
 def means(comparison: Comparison, shown: Sequence[Column]) -> Section:
-    rows = [
-        row_of(one, [mean_text(over_seeds(values(one.evaluations, column)), column.measure) for column in shown])
-        for one in comparison.contenders
-    ]
+    rows = []
+    for one in comparison.contenders:
+        found = [mean_text(over_seeds(values(one.evaluations, column)), column.measure) for column in shown]
+        rows.append(row_of(one.name, one.style, found))
     return Section(
         "means",
         "Results",
@@ -142,25 +85,25 @@ def means(comparison: Comparison, shown: Sequence[Column]) -> Section:
 
 
 def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
-    baseline = comparison.baseline
-    others = [one for one in comparison.contenders if one is not baseline]
-    rows = [
-        row_of(one, [difference_text(d, c.measure) for c, d in against(one.evaluations, baseline.evaluations, shown)])
-        for one in others
-    ]
+    baseline, others = comparison.baseline, comparison.others
+    apart = {one.name: against(one.evaluations, baseline.evaluations, shown) for one in others}
+    rows = [row_of(one.name, one.style, [difference_text(d, c.measure) for c, d in apart[one.name]]) for one in others]
     named = sorted({name for one in others for name in one.inputs})
     under = [
-        row_of(one, [difference_text(one.inputs[name], BY_NAME[name]) for name in named])
+        row_of(one.name, one.style, [difference_text(one.inputs[name], BY_NAME[name]) for name in named])
         for one in others
         if one.inputs
     ]
     titles = "".join(f'<th scope="col">{escape(BY_NAME[name].heading)}</th>' for name in named)
+    titles_shown = {column.title: column.measure for column in shown}  # before and after T are one picture
+    pictures = [difference_picture(title, measure, others, apart) for title, measure in titles_shown.items() if others]
     return Section(
         "differences",
         f"Differences from {baseline.name}",
         "With 95 % intervals; bold where the interval leaves zero out. With so many cells some will by chance: one in "
-        "twenty where there is no difference at all.",
-        table("Over seeds: paired t", head(shown), [("", rows)], 1 + len(shown))
+        "twenty where there is no difference at all. In the figures hollow marks are after temperature scaling.",
+        grid(pictures)
+        + table("Over seeds: paired t", head(shown), [("", rows)], 1 + len(shown))
         + table(
             "Over test inputs: paired bootstrap of the mean over seeds",
             f'<tr><th scope="col">method</th>{titles}</tr>',
@@ -170,138 +113,49 @@ def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
     )
 
 
-def against(
-    own: Sequence[Evaluation], others: Sequence[Evaluation], shown: Sequence[Column]
-) -> list[tuple[Column, Interval]]:
-    return [(c, paired_over_seeds(values(own, c), values(others, c))) for c in shown]
+def difference_picture(
+    title: str, measure: Measure, others: Sequence[Contender], apart: Mapping[str, Sequence[tuple[Column, Interval]]]
+) -> str:
+    rows = [
+        Row(
+            one.name, [difference_bar(one, column, found) for column, found in apart[one.name] if column.title == title]
+        )
+        for one in others
+    ]
+    label = f"difference{', ' + measure.unit if measure.unit else ''}"
+    return figure(f"Difference of {title}{measure.arrow}", forest(label, rows, zero=True))
 
 
-def head(shown: Sequence[Column]) -> str:
-    titles = (f"{column.title}{', ' + column.measure.unit if column.measure.unit else ''}" for column in shown)
-    cells = (
-        f'<th scope="col">{escape(title + column.measure.arrow)}</th>'
-        for title, column in zip(titles, shown, strict=True)
+def difference_bar(one: Contender, column: Column, found: Interval) -> Bar:
+    tip = f"{one.name}, {column.heading}: {difference_text(found, column.measure, PLAIN, PLAIN)}"
+    return Bar(found, one.style, tip, hollow=column.when == AFTER)
+
+
+def detection(comparison: Comparison) -> Section | None:
+    """AUROC of every score that some method has."""
+    auroc, rows = BY_NAME["auroc"], []
+    for score, title in OOD_SCORES.items():
+        column, bars = Column(title, auroc, ood_reading(score)), []
+        for one in comparison.contenders:
+            if found := values(one.evaluations, column):
+                interval = over_seeds(found)
+                bars.append(Bar(interval, one.style, f"{title} of {one.name} {fixed(interval.mean, auroc.decimals)}"))
+        if bars:
+            rows.append(Row(title, bars))
+    if not rows:
+        return None
+    return Section(
+        "scores",
+        "OOD detection by score",
+        "AUROC, the mean over OOD sets: 50 is chance. Bars are 95 % intervals over seeds.",
+        legend((svg.legend_key(one.style), one.name) for one in comparison.contenders)
+        + grid([figure("AUROC of every score and method", forest(auroc.heading, rows, width=540))], "two"),
     )
-    return f'<tr><th scope="col">method</th>{"".join(cells)}</tr>'
-
-
-def row_of(one: Contender | Variation, cells: Sequence[str]) -> str:
-    shown = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><th scope="row">{svg.legend_key(one.style)}{escape(one.name)}</th>{shown}</tr>'
 
 
 def mean_text(interval: Interval, measure: Measure) -> str:
     spread = "" if interval.deviation is None else f" <small>± {fixed(interval.deviation, measure.decimals)}</small>"
     return fixed(interval.mean, measure.decimals) + spread
-
-
-def difference_text(
-    interval: Interval,
-    measure: Measure,
-    bold: tuple[str, str] = ("<b>", "</b>"),
-    grey: tuple[str, str] = ('<span class="unclear">', "</span>"),
-) -> str:
-    """Bold where the interval leaves 0 out, grey where it does not or is not known."""
-    text = signed(interval.mean, measure.decimals)
-    if interval.lower is not None and interval.upper is not None:
-        text += f" [{signed(interval.lower, measure.decimals)}, {signed(interval.upper, measure.decimals)}]"
-    before, after = bold if interval.excludes_zero else grey
-    return f"{before}{text}{after}"
-
-
-def signed(value: float, decimals: int) -> str:
-    return ("+" if value > 0 else "") + fixed(value, decimals)
-
-
-def tradeoff(curves: Sequence[Curve]) -> Section:
-    dots = [(stop.accuracy.mean, stop.ratio.mean) for curve in curves for stop in curve.stops]
-    panel = Panel(
-        svg.axis("mean accuracy of the members, test, %", (x for x, _ in dots)),
-        svg.axis("ratio-error: single per shared error, test", (y for _, y in dots)),
-        height=270,
-    )
-    for curve in curves:
-        panel.line([(stop.accuracy.mean, stop.ratio.mean) for stop in curve.stops], curve.style, "thin")
-        for stop in curve.stops:
-            spread = stop.accuracy.deviation or 0.0
-            panel.line([(stop.accuracy.mean + sign * spread, stop.ratio.mean) for sign in (-1, 1)], curve.style, "thin")
-            tip = f"{curve.name} {curve.key.rpartition('.')[2]} {stop.value}, mean of {stop.ratio.n}"
-            panel.mark(stop.accuracy.mean, stop.ratio.mean, curve.style, tip, 4)
-    words = "; ".join(
-        f"{curve.name} from {number(curve.stops[0].ratio.mean)} at {number(curve.stops[0].accuracy.mean, 4)} % to "
-        f"{number(curve.stops[-1].ratio.mean)} at {number(curve.stops[-1].accuracy.mean, 4)} %"
-        for curve in curves
-    )
-    names = ((svg.legend_key(c.style), c.name + (f" ({c.key} varied)" if c.key else "")) for c in curves)
-    return Section(
-        "cost",
-        "What diversity costs",
-        "Up is more diverse, to the right are better members; a curve that lies above another is more diverse at the "
-        "same accuracy. Bars are deviations of accuracy over seeds.",
-        legend(names)
-        + grid(
-            [figure("Diversity against individual accuracy, one key varied", panel.draw(f"Ratio-error: {words}."))],
-            "two",
-        )
-        + equal_accuracy(curves)
-        + beside_the_first(curves),
-    )
-
-
-def equal_accuracy(curves: Sequence[Curve]) -> str:
-    """Ratio-errors at accuracies that all varied methods reach, read between the points of their curves."""
-    varied = [curve for curve in curves if len(curve.stops) > 1]
-    if len(varied) < 2:
-        return ""
-    low = max(min(stop.accuracy.mean for stop in curve.stops) for curve in varied)
-    high = min(max(stop.accuracy.mean for stop in curve.stops) for curve in varied)
-    if low >= high:
-        return remark("The curves have no accuracy of members in common.")
-    places = [low + (high - low) * nth / 3 for nth in range(4)]
-    titles = "".join(f'<th scope="col">at {place:.2f} %</th>' for place in places)
-    rows = [
-        f'<tr><th scope="row">{svg.legend_key(curve.style)}{escape(curve.name)}</th>'
-        + "".join(f"<td>{fixed(interpolated(curve, place), 3)}</td>" for place in places)
-        + "</tr>"
-        for curve in varied
-    ]
-    caption = "Ratio-error at equal accuracy of members, between the points of the curves"
-    return table(caption, f'<tr><th scope="col">method</th>{titles}</tr>', [("", rows)], 5)
-
-
-def variations(curves: Sequence[Curve]) -> list[Variation]:
-    shown = columns([evaluation for curve in curves for stop in curve.stops for evaluation in stop.evaluations])
-    return [
-        Variation(
-            f"{curve.name}, {curve.key.rpartition('.')[2]} {stop.value} to {curve.stops[0].value}",
-            curve.style,
-            against(stop.evaluations, curve.stops[0].evaluations, shown),
-        )
-        for curve in curves
-        for stop in curve.stops[1:]
-    ]
-
-
-def beside_the_first(curves: Sequence[Curve]) -> str:
-    found = variations(curves)
-    if not found:
-        return ""
-    rows = [row_of(one, [difference_text(d, c.measure) for c, d in one.apart]) for one in found]
-    shown = [column for column, _ in found[0].apart]
-    return table(
-        "A value of the varied key to its first: paired t over seeds", head(shown), [("", rows)], 1 + len(shown)
-    )
-
-
-def interpolated(curve: Curve, accuracy: float) -> float:
-    """The highest ratio-error that the curve has at this accuracy: a method may be run at its best point."""
-    found = []
-    for first, second in pairwise(curve.stops):
-        start, end = first.accuracy.mean, second.accuracy.mean
-        if min(start, end) <= accuracy <= max(start, end):
-            share = (accuracy - start) / (end - start) if end != start else 0.0
-            found.append(first.ratio.mean + share * (second.ratio.mean - first.ratio.mean))
-    return max(found)
 
 
 def budget(comparison: Comparison) -> Section:
@@ -333,8 +187,7 @@ def markdown(comparison: Comparison) -> str:
             spread = "" if found.deviation is None else f" ± {found.deviation:.{decimals}f}"
             cells.append(f"{found.mean:.{decimals}f}{spread}")
         rows.append([one.name, *cells])
-    others = [one for one in comparison.contenders if one is not baseline]
-    apart = [apart_row(one.name, against(one.evaluations, baseline.evaluations, shown)) for one in others]
+    apart = [apart_row(one.name, against(one.evaluations, baseline.evaluations, shown)) for one in comparison.others]
     trials = sum(sum(one.trials.values()) for one in comparison.contenders)
     pieces = [
         f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method.",
@@ -351,10 +204,10 @@ def markdown(comparison: Comparison) -> str:
 
 
 def apart_row(name: str, apart: Sequence[tuple[Column, Interval]]) -> list[str]:
-    return [name, *(difference_text(d, c.measure, ("**", "**"), ("", "")) for c, d in apart)]
+    return [name, *(difference_text(d, c.measure, ("**", "**"), PLAIN) for c, d in apart)]
 
 
 def lines(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    heading = ["method", *(f"{c.title}{', ' + c.measure.unit if c.measure.unit else ''}" for c in shown)]
+    heading = ["method", *(column.heading for column in shown)]
     every = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in every)

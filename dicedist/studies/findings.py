@@ -15,7 +15,8 @@ from dicedist.metrics import bootstrap, ensemble_log_probabilities
 from dicedist.metrics.measures import ENSEMBLE
 from dicedist.metrics.statistics import Interval
 from dicedist.reporting import calibration, outside, page, tradeoff
-from dicedist.reporting.evidence import Comparison, Contender, Curve, Stop, markdown, sections
+from dicedist.reporting.curves import Curve, Stop
+from dicedist.reporting.evidence import Comparison, Contender, markdown, sections
 from dicedist.reporting.records import pool, read_groups, styles_of
 from dicedist.reporting.search import OUTCOMES
 from dicedist.runs.files import replace_text

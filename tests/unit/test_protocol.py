@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from dicedist.metrics.statistics import Interval
-from dicedist.reporting.evidence import Comparison, Contender, Curve, Stop, interpolated, markdown, sections
+from dicedist.reporting.curves import Curve, Stop, interpolated
+from dicedist.reporting.evidence import Comparison, Contender, markdown, sections
 from dicedist.reporting.records import Pooled
 from dicedist.studies.evidence import Evidence
 from dicedist.studies.protocol import commit_of, read_protocol
@@ -142,6 +143,18 @@ def test_the_tables_have_means_and_paired_intervals():
     assert "<b>+0.400 [+0.400, +0.400]</b>" in page, "the difference of ratio-errors is the same with both seeds"
     assert "<b>+3.00 [+2.00, +4.00]</b>" in page, "the interval over inputs leaves zero out"
     assert "2 complete, 1 ended early" in page and "redundancy.delta=0.2" in page
+
+
+def test_differences_and_ood_scores_are_drawn():
+    found = comparison()
+    page = "".join(section.body for section in sections(found))
+    assert "Difference of ensemble accuracy" in page and "AUROC of every score" not in page, "no run has an OOD set"
+    assert page.count("<figcaption>Difference of ") == 6, "NLL, ECE and Brier before and after T are one figure each"
+    assert "dice, ECE before T, %" in page and "dice, ECE after T, %" in page
+    for one, auroc in ((found.contenders[0], 0.6), (found.contenders[1], 0.8)):
+        for of_seed in one.evaluations:
+            of_seed["ood"] = {name: {"knn": {"auroc": auroc + shift}} for name, shift in (("near", 0), ("far", 0.1))}
+    assert "KNN of ind 65.00; KNN of dice 85.00." in "".join(section.body for section in sections(found))
 
 
 def test_a_column_that_some_run_lacks_is_left_out():
