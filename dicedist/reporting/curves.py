@@ -21,6 +21,12 @@ class Stop:
     accuracy: Pooled  # of the members, in %
     ratio: Pooled
 
+    @property
+    def bar(self) -> tuple[float, float]:
+        """The accuracy less and plus its deviation over seeds."""
+        spread = self.accuracy.deviation or 0.0
+        return self.accuracy.mean - spread, self.accuracy.mean + spread
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -40,17 +46,16 @@ class Variation:
 
 
 def section(curves: Sequence[Curve]) -> Section:
-    dots = [(stop.accuracy.mean, stop.ratio.mean) for curve in curves for stop in curve.stops]
+    stops = [stop for curve in curves for stop in curve.stops]
     panel = Panel(
-        svg.axis("mean accuracy of the members, test, %", (x for x, _ in dots)),
-        svg.axis("ratio-error: single per shared error, test", (y for _, y in dots)),
+        svg.axis("mean accuracy of the members, test, %", (x for stop in stops for x in stop.bar)),
+        svg.axis("ratio-error: single per shared error, test", (stop.ratio.mean for stop in stops)),
         height=270,
     )
     for curve in curves:
         panel.line([(stop.accuracy.mean, stop.ratio.mean) for stop in curve.stops], curve.style, "thin")
         for stop in curve.stops:
-            spread = stop.accuracy.deviation or 0.0
-            panel.line([(stop.accuracy.mean + sign * spread, stop.ratio.mean) for sign in (-1, 1)], curve.style, "thin")
+            panel.line([(x, stop.ratio.mean) for x in stop.bar], curve.style, "thin")
             tip = f"{curve.name} {curve.key.rpartition('.')[2]} {stop.value}, mean of {stop.ratio.n}"
             panel.mark(stop.accuracy.mean, stop.ratio.mean, curve.style, tip, 4)
     words = "; ".join(
