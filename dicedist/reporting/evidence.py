@@ -95,8 +95,8 @@ def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
         if one.inputs
     ]
     titles = "".join(f'<th scope="col">{escape(BY_NAME[name].heading)}</th>' for name in named)
-    titles_shown = {column.title: column.measure for column in shown}  # before and after T are one picture
-    pictures = [difference_picture(title, measure, others, apart) for title, measure in titles_shown.items() if others]
+    pictured = {column.title: column.measure for column in shown}  # before and after T are one picture
+    pictures = [difference_picture(title, measure, others, apart) for title, measure in pictured.items() if others]
     return Section(
         "differences",
         f"Differences from {baseline.name}",
