@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -130,7 +131,8 @@ def test_a_finished_training_says_that_its_mirror_was_killed(store, tmp_path):
     )  # fmt: skip
     mirrors = []
     while not mirrors and training.poll() is None:
-        mirrors = [one for one in psutil.Process(training.pid).children() if "dicedist.mirror" in one.cmdline()]
+        with suppress(psutil.NoSuchProcess):  # it has children that live for a moment
+            mirrors = [one for one in psutil.Process(training.pid).children() if "dicedist.mirror" in one.cmdline()]
         time.sleep(0.05)
     mirrors[0].kill()
     told = training.communicate(timeout=240)[1]
