@@ -8,7 +8,7 @@ from dicedist.metrics.measures import OOD_SCORES, Measure
 from dicedist.metrics.statistics import Interval, over_seeds
 from dicedist.reporting import curves, svg
 from dicedist.reporting.contrasts import (
-    AFTER,
+    BEFORE,
     BY_NAME,
     PLAIN,
     Column,
@@ -101,7 +101,7 @@ def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
         "differences",
         f"Differences from {baseline.name}",
         "With 95 % intervals; bold where the interval leaves zero out. With so many cells some will by chance: one in "
-        "twenty where there is no difference at all. In the figures hollow marks are after temperature scaling.",
+        "twenty where there is no difference at all. In the figures hollow marks are before temperature scaling.",
         grid(pictures)
         + table("Over seeds: paired t", head(shown), [("", rows)], 1 + len(shown))
         + table(
@@ -128,7 +128,7 @@ def difference_picture(
 
 def difference_bar(one: Contender, column: Column, found: Interval) -> Bar:
     tip = f"{one.name}, {column.heading}: {difference_text(found, column.measure, PLAIN, PLAIN)}"
-    return Bar(found, one.style, tip, hollow=column.when == AFTER)
+    return Bar(found, one.style, tip, hollow=column.when == BEFORE)
 
 
 def detection(comparison: Comparison) -> Section | None:

@@ -7,8 +7,8 @@ import pytest
 from dicedist.metrics.statistics import Interval
 from dicedist.reporting.forest import Bar, Row, forest
 
-BEFORE = Bar(Interval(2.0, 0.5, 1.0, 3.0, 5), 1, "ceb before T +2.00")
-AFTER = Bar(Interval(-1.0, 0.5, -1.5, -0.5, 5), 1, "ceb after T −1.00", hollow=True)
+BEFORE = Bar(Interval(2.0, 0.5, 1.0, 3.0, 5), 1, "ceb before T +2.00", hollow=True)
+AFTER = Bar(Interval(-1.0, 0.5, -1.5, -0.5, 5), 1, "ceb after T −1.00")
 ONE_SEED = Bar(Interval(4.0, None, None, None, 1), 2, "dice +4.00")
 
 
@@ -28,7 +28,7 @@ def test_bars_and_marks_stand_at_their_values():
     found = [tuple((x - ticks[0.0]) / scale for x in (bar[0], bar[2])) for bar in bars]
     assert found == [pytest.approx(ends, abs=0.01) for ends in ((1, 3), (-1.5, -0.5), (4, 4))]
     assert [(x - ticks[0.0]) / scale for _, x, _ in marks] == pytest.approx([2, -1, 4], abs=0.01)
-    assert [kind for kind, _, _ in marks] == ["mark", "hollow", "mark"]
+    assert [kind for kind, _, _ in marks] == ["hollow", "mark", "mark"]
     heights = [y for _, _, y in marks]
     assert heights == sorted(heights) and heights == [bar[1] for bar in bars], "the first row is the topmost"
     assert f'class="reference" d="M{ticks[0.0]:.1f}' in picture

@@ -1,5 +1,6 @@
 """Protocols: what they may say, that they are committed before the test set is read, and what their page tells."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -150,7 +151,8 @@ def test_differences_and_ood_scores_are_drawn():
     page = "".join(section.body for section in sections(found))
     assert "Difference of ensemble accuracy" in page and "AUROC of every score" not in page, "no run has an OOD set"
     assert page.count("<figcaption>Difference of ") == 6, "NLL, ECE and Brier before and after T are one figure each"
-    assert "dice, ECE before T, %" in page and "dice, ECE after T, %" in page
+    kinds = re.findall(r'class="(mark|hollow) [^"]*"[^>]*><title>dice, ECE (before|after) T', page)
+    assert kinds == [("hollow", "before"), ("mark", "after")], "as in the figures of reliability"
     for one, auroc in ((found.contenders[0], 0.6), (found.contenders[1], 0.8)):
         for of_seed in one.evaluations:
             of_seed["ood"] = {name: {"knn": {"auroc": auroc + shift}} for name, shift in (("near", 0), ("far", 0.1))}
