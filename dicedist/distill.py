@@ -59,7 +59,7 @@ def words_for(teacher: "Run", target: str, keys: Sequence[str]) -> list[str]:
     inherited += [word("run.dir", str(teacher.directory.parent))]
     if target == "members":
         inherited += ["method.terms.distill.target=members", "structure=branch"]
-        inherited += [f"ensemble.size={config.num_predictors}"]
+        inherited += [f"ensemble.size={teacher.plan().num_predictors}"]
     return [each for each in inherited if each.partition("=")[0] not in given]
 
 

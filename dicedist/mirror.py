@@ -16,6 +16,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dicedist.cluster.process import command
 from dicedist.config import nearest
@@ -50,7 +51,8 @@ def run(arguments: Sequence[str]) -> None:
     elif "tracking.uri" not in settings:
         refuse_another_store(sent, uri)
     config = sent.config()
-    config.network.trusted = settings.get("network.trusted") == "true"
+    trusted = replace(config.network, trusted=settings.get("network.trusted") == "true")
+    config = replace(config, network=trusted)
     with only_one(sent, wait=follow):
         mirror = Mirror(sent, config, uri)
         if follow:

@@ -30,6 +30,7 @@ from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
 from dicedist.config.options import Parser
+from dicedist.config.plan import Plan
 from dicedist.console.lines import say
 from dicedist.console.tables import table
 from dicedist.data import sources
@@ -192,7 +193,9 @@ def measured(cell: Cell, figure: Figure, results: Sequence[Mapping[str, Any]]) -
 @cache
 def costs_of(cell: str) -> dict[str, float]:
     config = compose_config([f"experiment={cell}"])
-    return cost(config, num_classes=100 if config.data.name == "cifar100" else 10)
+    assert isinstance(config.ensemble.size, int)
+    plan = Plan.of(config, config.ensemble.size, (3, config.data.size, config.data.size))
+    return cost(config, plan, num_classes=100 if config.data.name == "cifar100" else 10)
 
 
 def mean_and_deviation(ours: Pooled | None) -> str:

@@ -1,9 +1,11 @@
 """One batch as a rank sees it.
 
-Legend: B inputs, C colours, H rows, W columns, V values of a vector.
+Legend: B inputs, C colors, H rows, W columns, V values of a vector.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
@@ -19,9 +21,33 @@ class Batch:
     checksum: int  # of the whole batch
     images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]: one for all members, each, or none
 
+    @property
+    def where(self) -> tuple[int, int]:
+        """The key of every random draw of this step: (epoch, step in the epoch)."""
+        return self.epoch, self.step_in_epoch
+
+
+class Views:
+    """The tensor that each member hosted here reads: the same one for all of them, or one each (data.per_member)."""
+
+    def __init__(self, tensors: Iterable[Tensor], members: Sequence[int]):
+        self.tensors, self.members = list(tensors), list(members)
+        assert not members or len(self.tensors) in (1, len(self.members))
+
+    def __getitem__(self, member: int) -> Tensor:
+        return self.tensors[self.members.index(member) if len(self.tensors) > 1 else 0]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply the function once to each distinct tensor."""
+        return type(self)((function(tensor) for tensor in self.tensors), self.members)
+
+    def apart(self) -> Self:
+        """Give each member an entry of its own."""
+        return type(self)((self[member] for member in self.members), self.members)
+
 
 def share(batch: int, replicas: int, replica: int) -> slice:
-    """The rows of a batch that one replica of a member sees; the first replicas take the remainder."""
+    """Return the rows of a batch that one replica of a member sees; the first replicas take the remainder."""
     each, extra = divmod(batch, replicas)
     first = replica * each + min(replica, extra)
     return slice(first, first + each + (replica < extra))

@@ -1,15 +1,17 @@
-"""Builds the parts of an ensemble and its step from the configuration."""
+"""Builds the parts of an ensemble and its step from the configuration and the plan of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from dicedist.algorithm import networks, trajectories
 from dicedist.algorithm.averages import MovingAverage
+from dicedist.algorithm.companion import TaughtMember
 from dicedist.algorithm.counterpart import Counterpart
-from dicedist.algorithm.grouped import why_not_grouped
+from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.messages import Carrier, Sizes
 from dicedist.algorithm.networks import Network
@@ -17,103 +19,126 @@ from dicedist.algorithm.networks.layers import Layers
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.optimizers import build_optimizer
 from dicedist.algorithm.parts import Hosted, Part, followed
+from dicedist.algorithm.precision import Precision
 from dicedist.algorithm.randomness import initialising
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Loss
+from dicedist.algorithm.trajectories import Clock, Surroundings, Trajectories
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 
 DECAY_OF_W = 0.9  # of the average of w that evaluation reads (docs/choices.md, 33)
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much data a training sees, and for how long."""
+
+    num_classes: int
+    steps_per_epoch: int
+    total_steps: int = 10**9
+    class_counts: Sequence[int] = ()  # training inputs of each class, where loss.class_weights asks for them
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(self.class_counts)
+
+
 def build_step(
     config: Config,
+    method: Method,
+    plan: Plan,
     hosted: Hosted,
     exchange: Carrier,
-    steps_per_epoch: int,
-    kind: type[Step] = Step,
-    class_counts: Sequence[int] = (),
-) -> Step:
-    """class_counts: training inputs of each class, where loss.class_weights asks for them."""
-    trajectory = trajectories.build(config.trajectory)
-    return kind(
-        Method(config.method),
+    extent: Extent,
+    teacher: nn.Module | None = None,
+) -> tuple[Step, Trajectories]:
+    """Build the step of a rank, complete, and the trajectories of its members. teacher: for methods that read one."""
+    kind = trajectories.build(config.trajectory)
+    schedules = Schedules.of(config, kind.rate if kind else None, extent.steps_per_epoch)
+    paths = Trajectories(
+        kind,
+        hosted,
+        Clock(schedules.pace, extent.steps_per_epoch),
+        extent.total_steps,
+        Surroundings(extent.num_inputs, config.optimizer.weight_decay),
+        config.seed,
+    )
+    encoders = build_encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
+    loss = Loss.of(config.loss, config.seed, extent.class_counts, exchange.device)
+    return Step(method, hosted, exchange, encoders, schedules, loss), paths
+
+
+def build_encoders(
+    config: Config,
+    method: Method,
+    plan: Plan,
+    hosted: Hosted,
+    exchange: Carrier,
+    teacher: nn.Module | None = None,
+    replaced: Mapping[int, nn.Module] | None = None,
+) -> Encoders:
+    """replaced: modules that stand for a member's own encoding, by member."""
+    hosts_members = bool(hosted.members)
+    return Encoders(
         hosted,
         exchange,
-        Schedules.of(config, trajectory.rate if trajectory else None),
-        steps_per_epoch,
         config.seed,
-        config.precision,
+        probes=[
+            probe(term, hosted, plan.num_members, teacher) for probe, term in method.probes.items() if hosts_members
+        ],
+        replaced=replaced or {},
+        pieces=config.optimizer.accumulate,
+        images_per_branch=config.structure == "branch" and config.data.per_member,
+        grouped=plan.grouped is True,
         sync_batch_norm=config.ensemble.sync_batch_norm,
         records_graphs=config.compile == "graphs",
-        clip_norm=config.optimizer.clip_norm,
-        pieces=config.optimizer.accumulate,
-        loss=Loss.of(config.loss, class_counts, exchange.device),
-        images_per_branch=config.structure == "branch" and config.data.per_member,
-        batched=config.ensemble.batched is True,
     )
 
 
 def build_hosted(
     config: Config,
     method: Method,
+    plan: Plan,
     members: Sequence[int],
     hosts_discriminator: bool,
-    num_members: int,
     num_classes: int,
     device: torch.device,
-    samples: bool = False,
 ) -> Hosted:
-    """samples: the members are predictors, by their numbers among all samples of all members."""
-    each = config.samples if samples else 1
-    modules = {member: build_member(config, method, member // each, num_classes) for member in members}
-    own = {
-        member: learner(
-            config.predictor_part(member) if samples else f"member-{member}",
-            module,
-            config,
-            device,
-            prefixed("encoder.", module.encoder.layers()),
-        )
-        for member, module in modules.items()
-    }
+    """Build the parts of a rank that hosts these members, and perhaps the discriminator."""
+    every = sizes(config, method, plan, num_classes)
+    own = {member: member_part(config, method, plan, member, every, device) for member in members}
     trunk, shared = None, None
     if members:
         if config.structure == "branch":
-            trunk = build_trunk(config, device)
-        if (module := build_shared(config, method, num_members, num_classes)) is not None:
+            trunk = build_trunk(config, plan, device)
+        if (module := build_shared(config, method, plan, num_classes)) is not None:
             shared = learner("shared", module, config, device)
     discriminator = None
     if hosts_discriminator:
         assert method.counterpart is not None
-        module = build_counterpart(config, method, num_members, num_classes).to(device)
+        module = build_counterpart(config, method, plan, num_classes).to(device)
         average = MovingAverage(followed(module), DECAY_OF_W) if method.estimator else None
         discriminator = Part(method.counterpart.part, module, module.build_optimizer(), average)
-    companions = {} if samples else build_companions(config, method, own, num_members, num_classes, device)
-    return Hosted(own, trunk, shared, discriminator, companions)
+    return Hosted(own, trunk, shared, discriminator, Precision(config.precision, device))
 
 
-def build_companions(
-    config: Config,
-    method: Method,
-    members: Mapping[int, Part],
-    num_members: int,
-    num_classes: int,
-    device: torch.device,
-) -> dict[int, Part]:
-    """Those of the members hosted here, which get a second optimiser."""
-    companions: dict[int, Part] = {}
-    if not method.takes_lessons:
-        return companions
-    of_members = sizes(config, num_members, num_classes)
-    for index, part in members.items():
-        with initialising(config.seed, "companion", index):
-            companion = method.companion(index, of_members)
-        assert companion is not None and isinstance(part.module, Member)
-        companion.to(device)
-        companions[index] = Part(f"member-{index}-companion", companion, companion.build_optimizer())
-        part.second = companion.build_second(part.module.encoder)
-    return companions
+def member_part(
+    config: Config, method: Method, plan: Plan, index: int, every: Sequence[Sizes], device: torch.device
+) -> Part:
+    """every: the sizes of all members."""
+    member = build_member(config, method, plan, index, every[index].classes)
+    part = learner(f"member-{index}", member, config, device, prefixed("encoder.", member.encoder.layers()))
+    with initialising(config.seed, "companion", index):
+        companion = method.companion(index, every)
+    if companion is None:
+        return part
+    taught_by = Part(f"{part.name}-companion", companion.to(device), companion.build_optimizer())
+    second = companion.build_second(member.encoder)
+    return TaughtMember(
+        part.name, part.module, part.optimizer, part.average, part.clip_norm, companion=taught_by, second=second
+    )
 
 
 def learner(
@@ -121,30 +146,29 @@ def learner(
 ) -> Part:
     """backbone, behind: as in `build_optimizer`."""
     module = module.to(device).to(memory_format=torch.channels_last)
-    # If the first fused step overflows, SGD's momentum stays uninitialised (torch 2.14), and the next step reads it.
+    # If the first fused step overflows, SGD's momentum stays uninitialized (torch 2.14), and the next step reads it.
     optimizer = build_optimizer(config.optimizer, module, backbone, behind, fused=config.precision != "fp16")
-    decay = config.optimizer.ema
-    return Part(
-        name, module, optimizer, None if decay is None else MovingAverage(module, decay, config.optimizer.ema_warmup)
-    )
+    decay, clip_norm = config.optimizer.ema, config.optimizer.clip_norm
+    average = None if decay is None else MovingAverage(module, decay, config.optimizer.ema_warmup)
+    return Part(name, module, optimizer, average, clip_norm)
 
 
 def prefixed(path: str, names: Layers) -> Layers:
     return [[path + name for name in layer] for layer in names]
 
 
-def build_member(config: Config, method: Method, member: int, num_classes: int) -> Member:
+def build_member(config: Config, method: Method, plan: Plan, member: int, num_classes: int) -> Member:
     with initialising(config.seed, "member", member):
-        network = networks.build_member(config.network, member)
+        network = networks.build_member(config.network, member, plan.input_shape)
         encoder = network.branch() if config.structure == "branch" else network
         for stage in encoder.children():
             compile_stage(stage, config.compile)
         return Member(encoder, num_classes, method.prior_rows(num_classes))
 
 
-def build_trunk(config: Config, device: torch.device) -> Part:
+def build_trunk(config: Config, plan: Plan, device: torch.device) -> Part:
     with initialising(config.seed, "trunk"):
-        network = networks.build_member(config.network, 0)
+        network = networks.build_member(config.network, 0, plan.input_shape)
     compile_stage(network.trunk, config.compile)
     halves = [[name.partition(".")[2] for name in layer if name.startswith("trunk.")] for layer in network.layers()]
     own = [layer for layer in halves if layer]
@@ -156,212 +180,45 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
         stage.compile(mode="reduce-overhead" if how == "graphs" else None)
 
 
-def build_shared(config: Config, method: Method, num_members: int, num_classes: int) -> nn.Module | None:
+def build_shared(config: Config, method: Method, plan: Plan, num_classes: int) -> nn.Module | None:
     with initialising(config.seed, "shared"):
-        return method.shared(weightless(config, num_members), num_classes)
+        return method.shared(weightless(config, plan), num_classes)
 
 
-def build_counterpart(config: Config, method: Method, num_members: int, num_classes: int) -> Counterpart:
-    """The counterpart of the compared members, with one place for each, in their order."""
+def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: int) -> Counterpart:
+    """Build the counterpart of the compared members, with one place for each, in their order."""
     assert method.counterpart is not None
-    every = sizes(config, num_members, num_classes)
+    every = sizes(config, method, plan, num_classes)
+    compared = [every[member] for member in method.compared(plan.num_members)]
+    config = replace(config, redundancy=replace(config.redundancy, max_pairs=plan.max_pairs))
     with initialising(config.seed, method.counterpart.part):
-        return method.counterpart.build_counterpart(config, [every[member] for member in method.compared(num_members)])
+        return method.counterpart.build_counterpart(config, compared)
 
 
-def feature_dims(config: Config, num_members: int) -> list[int]:
-    """D of every member, including those on other ranks."""
-    return [network.feature_dim for network in weightless(config, num_members)]
+def feature_dims(config: Config, plan: Plan) -> list[int]:
+    """Return D of every member, including those on other ranks."""
+    return [network.feature_dim for network in weightless(config, plan)]
 
 
-def sizes(config: Config, num_members: int, num_classes: int) -> list[Sizes]:
-    """The sizes of every member, including those on other ranks."""
-    pixels, asks_maps = math.prod(input_shape(config)), Method(config.method).asks_maps
-    networks_ = weightless(config, num_members)
-    maps = {id(network): map_shape(config, network) if asks_maps else None for network in networks_}
-    return [Sizes(network.feature_dim, pixels, num_classes, maps[id(network)]) for network in networks_]
+def sizes(config: Config, method: Method, plan: Plan, num_classes: int) -> list[Sizes]:
+    """Return the sizes of every member, including those on other ranks."""
+    pixels, members = math.prod(plan.input_shape), weightless(config, plan)
+    maps = {id(network): map_shape(network, plan) if "map" in method.keeps else None for network in members}
+    return [Sizes(network.feature_dim, pixels, num_classes, maps[id(network)]) for network in members]
 
 
-def map_shape(config: Config, network: Network) -> tuple[int, int, int] | None:
-    """Channels, rows and columns before pooling; nothing is computed."""
-    map_BCHW = network.read(torch.empty(2, *input_shape(config), device="meta"))[2]
+def map_shape(network: Network, plan: Plan) -> tuple[int, int, int] | None:
+    """Return channels, rows and columns before pooling; nothing is computed."""
+    map_BCHW = network.outputs(torch.empty(2, *plan.input_shape, device="meta")).map_BCHW
     if map_BCHW is None:
         return None
     _, channels, rows, columns = map_BCHW.shape
     return channels, rows, columns
 
 
-def weightless(config: Config, num_members: int) -> list[Network]:
-    """Every member's network, to read its sizes; no weights are allocated."""
+def weightless(config: Config, plan: Plan) -> list[Network]:
+    """Return every member's network, to read its sizes; no weights are allocated."""
     with torch.device("meta"):
         if config.network.per_member is None:
-            return [networks.build(config.network)] * num_members
-        return [networks.build_member(config.network, member) for member in range(num_members)]
-
-
-def input_shape(config: Config) -> tuple[int, ...]:
-    """The shape of one input, an image or a vector, as a network sees it."""
-    size, inputs = config.data.size, config.network.inputs
-    return (3, size, size) if inputs is None else (inputs,)
-
-
-def check_members(config: Config, method: Method, num_members: int, num_hosts: int, num_shares: int) -> None:
-    """ValueError if the method does not suit its members or their ranks; called before any process group exists.
-
-    num_hosts, num_shares: the ranks that host members, and those that divide the discriminator.
-    """
-    named = config.network.per_member
-    if named is not None and len(named) != num_members:
-        raise ValueError(f"network.per_member names {len(named)} networks for {num_members} members: name one for each")
-    members = weightless(config, num_members)
-    for network in {id(member): member for member in members}.values():
-        check_feature_dim(config, network)
-    method.check(members)
-    method.check_maps(sizes(config, num_members, num_classes=1))
-    if config.loss.mixup or config.loss.cutmix:
-        method.refuse_mixed()
-    if config.optimizer.accumulate > 1 and method.differentiates_pixels:
-        raise ValueError(f"method={method.name} differentiates whole batches by pixels: leave optimizer.accumulate out")
-    if config.loss.cutmix and config.network.inputs is not None:
-        raise ValueError("loss.cutmix cuts images, and the data are vectors: write loss.mixup instead")
-    branch = config.structure == "branch"
-    if branch and len(widths := {network.trunk_dim for network in members}) > 1:
-        raise ValueError(f"members of trunk widths {sorted(widths)} cannot share a trunk: write structure=net")
-    check_settings(config, method)
-    if config.ensemble.batched is True and (reason := why_not_batched(config)):
-        raise ValueError(f"ensemble.batched=true: {reason}; write ensemble.batched=false")
-    if num_shares > 1:
-        check_shares(config, method, num_members, num_shares)
-    if method.asks_teacher and config.teacher.run is None:
-        raise ValueError(
-            f"method={method.name} learns from the ensemble of a run: write teacher.run=runs/NAME, or "
-            "`dicedist distill run=runs/NAME network=NAME`"
-        )
-    if config.teacher.run is not None and not method.asks_teacher:
-        raise ValueError(f"teacher.run={config.teacher.run}: method={method.name} has no teacher, write method=distill")
-    if num_hosts == 1:
-        return
-    if config.precision == "fp16" and (branch or method.shared(members, num_classes=1) is not None):
-        raise ValueError(
-            "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
-            "write precision=bf16, or use one process"
-        )
-
-
-def why_not_batched(config: Config) -> str | None:
-    """Why members of one device cannot run as one network, in a few words; None if they can. Costs a few forwards."""
-    for given, reason in (
-        (config.compile, "one network of all members is not compiled (compile=false)"),
-        (config.trajectory["kind"] != "none", f"trajectory.kind={config.trajectory['kind']} follows each member alone"),
-    ):
-        if given:
-            return reason
-    count = len(config.network.per_member) if config.network.per_member else 2  # members alike: two tell of all
-    with initialising(config.seed, "grouped"):
-        members = [networks.build_member(config.network, nth) for nth in range(count)]
-        return why_not_grouped(members, input_shape(config))
-
-
-def check_shares(config: Config, method: Method, num_members: int, num_shares: int) -> None:
-    """ValueError if so many ranks cannot divide the discriminator."""
-    assert method.counterpart is not None
-    pairs = math.comb(len(method.compared(num_members)), 2)
-    compared = min(pairs, config.redundancy.budget or pairs)
-    with torch.device("meta"):
-        divisible = build_counterpart(config, method, num_members, num_classes=2).divisible
-    if not divisible:
-        raise ValueError(
-            f"method={method.name} has a {method.counterpart.part} that one rank holds: write redundancy.ranks=1"
-        )
-    if num_shares > compared:
-        raise ValueError(
-            f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of "
-            f"members: write redundancy.ranks={compared}"
-        )
-
-
-def check_settings(config: Config, method: Method) -> None:
-    """ValueError if the method cannot be trained in this way, on any number of ranks."""
-    for needs, what in (
-        (method.differentiates_pixels, "needs second derivatives, which are lost here"),
-        (method.takes_lessons, "differentiates a batch twice, for two optimisers, which cannot be done here"),
-    ):
-        for given, instead in (
-            (config.compile, "compile=false"),
-            (config.ensemble.replicas > 1, "ensemble.replicas=1"),
-            (config.precision == "fp16", "precision=bf16"),
-            (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
-        ):
-            if needs and given:
-                raise ValueError(f"method={method.name} {what}: write {instead}")
-    if method.counterpart is not None and method.fusing is method.counterpart and config.optimizer.ema is not None:
-        raise ValueError(f"method={method.name} fuses members, not their averages: write optimizer.ema=null")
-    check_trajectory(config, method)
-    if method.asks_average and config.optimizer.ema is None:
-        raise ValueError(f"method={method.name} teaches by averaged weights: write optimizer.ema=0.999")
-    separate = config.structure == "branch" and config.data.per_member
-    if separate and config.optimizer.accumulate > 1:
-        raise ValueError("data.per_member=true with a shared trunk takes whole batches: write optimizer.accumulate=1")
-    if method.weighing is None:
-        return
-    if config.data.split == "full":
-        raise ValueError(f"method={method.name} weighs members on held-out images: write data.split=holdout")
-    if config.evaluate.every_epochs != 1:
-        raise ValueError(f"method={method.name} weighs members after every epoch: write evaluate.every_epochs=1")
-
-
-def check_trajectory(config: Config, method: Method) -> None:
-    kind, name = trajectories.build(config.trajectory), config.trajectory["kind"]
-    if kind is None:
-        return
-    if [*config.method.terms] != ["cross_entropy"]:
-        raise ValueError(f"trajectory.kind={name} follows cross-entropy alone: write method={name}")
-    for given, instead in (
-        (config.structure != "net", "structure=net"),
-        (config.ensemble.replicas > 1, "ensemble.replicas=1"),
-        (config.precision == "fp16", "precision=bf16"),
-        (bool(config.compile), "compile=false"),
-        (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
-        (config.optimizer.ema is not None, "optimizer.ema=null"),
-        (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
-    ):
-        if given:
-            raise ValueError(f"trajectory.kind={name} cannot be followed so: write {instead}")
-    length = config.schedules.reference_epochs if config.schedules.scale else config.epochs
-    if kind.moments and kind.moments[-1] > length:
-        raise ValueError(
-            f"trajectory.samples={kind.samples}: the last is due after epoch {kind.moments[-1]:g} of {length}; write "
-            "shorter cycles, fewer samples, or a longer run (schedules.reference_epochs, if schedules.scale)"
-        )
-
-
-def check_feature_dim(config: Config, network: Network) -> None:
-    """What a network says of itself, compared with what it does to two inputs without values."""
-    try:
-        shape = tuple(network(torch.empty(2, *input_shape(config), device="meta")).shape)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        if network.origin.inputs is None:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{config.network.label} cannot read images of data.size={config.data.size} ({reason}): "
-            f"write data.size={network.origin.inputs.size}"
-        ) from error
-    if shape != (2, network.feature_dim):
-        raise ValueError(
-            f"{config.network.label} makes {list(shape)} of 2 inputs, and feature_dim={network.feature_dim} says "
-            f"[2, {network.feature_dim}]: set feature_dim to the number of features that it returns"
-        )
-
-
-def check_batch_of_one(config: Config) -> None:
-    """An epoch may end with a single input, whose batch norms need more than one value for each channel."""
-    alone = torch.empty(1, *input_shape(config), device="meta")
-    for network in weightless(config, config.num_members)[: len(config.network.per_member or "1")]:
-        try:
-            network.train()(alone)
-        except ValueError as error:
-            raise ValueError(
-                f"the last batch of an epoch has 1 input, too few for the batch norms of {config.network.label} "
-                f"({error}): write batch_size={config.batch_size + 1}, or any that leaves more"
-            ) from error
+            return [networks.build(config.network, plan.input_shape)] * plan.num_members
+        return [networks.build_member(config.network, member, plan.input_shape) for member in range(plan.num_members)]

@@ -1,26 +1,29 @@
-"""The companion of one member: a part that lives with it, teaches its encoder by a second optimiser, then learns.
+"""The companion of one member: a part that lives with it, teaches its encoder by a second optimizer, then learns.
 
 Legend: B inputs.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from dicedist.algorithm.messages import Fields
+from dicedist.algorithm.messages import Fields, Values
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.optimizers import set_rate
+from dicedist.algorithm.parts import Part
 from dicedist.algorithm.schedules import Moment
 
 
 class Companion(nn.Module):
-    """A step calls lesson, updates the member, then calls study: the lesson comes from the weights of the step before.
+    """The lesson comes from the companion's weights of the step before; it studies after the member's update.
 
     fields: by member; those of the companion's own member with gradient, those of peers constant.
     """
 
     def lesson(self, fields: Mapping[int, Fields]) -> Tensor:
-        """The loss that the second optimiser lowers over the member's encoder, at the weights of this step."""
+        """Return the loss that the second optimizer lowers over the member's encoder."""
         raise NotImplementedError
 
     def study(self, optimizer: torch.optim.Optimizer, fields: Mapping[int, Fields], now: Moment) -> Tensor:
@@ -34,5 +37,49 @@ class Companion(nn.Module):
         raise NotImplementedError
 
     def rate(self, now: Moment) -> float:
-        """The learning rate of both optimisers."""
+        """Return the learning rate of both optimizers."""
         raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class TaughtMember(Part):
+    """A member with a companion, whose lessons its second optimizer follows."""
+
+    companion: Part
+    second: torch.optim.Optimizer
+    lesson: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)  # gradients for the second optimizer
+
+    @property
+    def teacher(self) -> Companion:
+        assert isinstance(self.companion.module, Companion)
+        return self.companion.module
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return super().optimizers | {"second": self.second}
+
+    @property
+    def attached(self) -> list[Part]:
+        return [self.companion]
+
+    def before_backward(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+        """Take the lesson's gradients at the weights before the first optimizer's step, as two losses of one batch."""
+        taught = [parameter for group in self.second.param_groups for parameter in group["params"]]
+        loss = self.teacher.lesson(fields)
+        gradients = torch.autograd.grad(loss, taught, retain_graph=True)
+        self.lesson = list(zip(taught, gradients, strict=True))
+        return {"lesson": loss.detach()}
+
+    def step(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+        super().step(now, scaler)
+        for parameter, gradient in self.lesson:
+            parameter.grad = gradient
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_([parameter for parameter, _ in self.lesson], self.clip_norm)
+        set_rate(self.second, self.teacher.rate(now))
+        self.second.step()
+        self.second.zero_grad(set_to_none=True)
+        self.lesson.clear()
+
+    def after_update(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+        return {"companion": self.teacher.study(self.companion.optimizer, fields, now)}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dicedist.algorithm.batch import share
+from dicedist.algorithm.messages import Answers, Values
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.targets import Targets
 
@@ -56,18 +57,20 @@ class Counterpart(nn.Module):
     divisible = False
     division = Division()
 
+    @property
+    def weights(self) -> nn.Module:
+        """The module that a moving average follows."""
+        return self
+
     def answers(
         self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What each member is told, by name, each [M, B, width], and named values for the records.
-
-        A name of a field stands for d(loss)/d(that field) with its weight applied.
-        """
+    ) -> tuple[Answers, Values]:
+        """Return what each member is told, each tensor [M, B, width], and named values for the records."""
         raise NotImplementedError
 
     def study(
         self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> dict[str, Tensor]:
+    ) -> Values:
         """Train on the same fields, and return named values for the records."""
         raise NotImplementedError
 
@@ -80,18 +83,18 @@ class Adversary(Counterpart):
 
     def answers(
         self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Answers, Values]:
         gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, where)
-        return {"mean": gradients_MBD}, values
+        return Answers({"mean": gradients_MBD}), values
 
     def study(
         self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> dict[str, Tensor]:
+    ) -> Values:
         return self.learn(optimizer, Features.of(read), targets.labels_B, now, where)
 
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Values]:
         """d(loss)/d(means) [M, B, D] with its weight applied, and named values for the records.
 
         where: (epoch, step in the epoch), the key of all random draws.
@@ -105,6 +108,6 @@ class Adversary(Counterpart):
         labels_B: Tensor,
         now: Moment,
         where: tuple[int, int],
-    ) -> dict[str, Tensor]:
+    ) -> Values:
         """Train on the same features, and return named values for the records."""
         raise NotImplementedError

@@ -142,6 +142,11 @@ class Discriminator(Adversary):
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
+    @property
+    def weights(self) -> nn.Module:
+        """w without its class memory."""
+        return self.network
+
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
     ) -> tuple[Tensor, dict[str, Tensor]]:

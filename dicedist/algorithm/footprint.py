@@ -8,6 +8,7 @@ from torch import nn
 from dicedist.algorithm.build import build_counterpart, sizes, weightless
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.objectives import Method
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config, OptimizerConfig
 
 FLOAT = torch.float32.itemsize
@@ -16,11 +17,10 @@ OF_ADAM = 4  # weights, gradients, two means
 
 
 def footprint(
-    config: Config, method: Method, members: Sequence[int], hosts_discriminator: bool, num_classes: int
+    config: Config, method: Method, plan: Plan, members: Sequence[int], hosts_discriminator: bool, num_classes: int
 ) -> dict[str, int]:
-    """Bytes by kind of part. Nothing is allocated."""
-    size = config.num_members
-    networks = weightless(config, size)
+    """Return bytes by kind of part. Nothing is allocated."""
+    size, networks = plan.num_members, weightless(config, plan)
     branches = config.structure == "branch"
     with torch.device("meta"):
         hosted = [
@@ -31,14 +31,14 @@ def footprint(
         needed = {"members": sum(bytes_of(member, config.optimizer) for member in hosted)}
         if branches and members:
             needed["trunk"] = bytes_of(networks[0].trunk, config.optimizer)
-        if method.takes_lessons:
-            of_members = sizes(config, size, num_classes)
-            companions = [method.companion(member, of_members) for member in members]
-            needed["companions"] = FLOAT * sum(OF_ADAM * count(companion) for companion in companions if companion)
-            needed["companions"] += FLOAT * sum(2 * count(member.encoder) for member in hosted)
+        of_members = sizes(config, method, plan, num_classes)
+        for index, member in zip(members, hosted, strict=True):
+            if (companion := method.companion(index, of_members)) is not None:
+                own = FLOAT * (OF_ADAM * count(companion) + 2 * count(member.encoder))
+                needed["companions"] = needed.get("companions", 0) + own
         if hosts_discriminator:
             assert method.counterpart is not None
-            w = build_counterpart(config, method, size, num_classes)
+            w = build_counterpart(config, method, plan, num_classes)
             copies = OF_W + bool(method.estimator)
             needed["w" if method.estimator else method.counterpart.part] = copies * FLOAT * count(w)
         if hosts_discriminator and method.estimator:

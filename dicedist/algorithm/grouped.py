@@ -25,9 +25,9 @@ TRIED = 4  # inputs on which a grouped network is compared with its members
 class Together(nn.Module):
     """Encodes a batch with several members at once, each with its own inputs and noise."""
 
-    def __init__(self, members: Sequence[Member], with_map: bool = False):
+    def __init__(self, members: Sequence[Member], keeps: Sequence[str] = ()):
         super().__init__()
-        self.count, self.encode = len(members), Encode(grouped(members), with_map)
+        self.count, self.encode = len(members), Encode(grouped(members), keeps)
 
     def forward(self, inputs: Sequence[Tensor], noise: Sequence[Tensor | None]) -> list[Encoding]:
         drawn = [noise_BD for noise_BD in noise if noise_BD is not None]

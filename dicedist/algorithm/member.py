@@ -4,7 +4,7 @@ Legend: B inputs, D features, K classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -22,31 +22,37 @@ class Encoding:
     scale_BD: Tensor | None
     z_BD: Tensor
     logits_BK: Tensor
-    trunk_BCHW: Tensor | None = None  # the trunk's output; None if the network has no split point
     raw_scale_BD: Tensor | None = None  # whose softplus the scale is
-    images_BCHW: Tensor | None = None  # where the method differentiates with respect to pixels
-    averaged_BK: Tensor | None = None  # the logits of the moving average of the weights, if the method asks for them
-    map_BCHW: Tensor | None = None  # the last map before pooling, if the method asks for it
-    teacher_BTK: Tensor | None = None  # the logits of a teacher's members, if the method asks for them
+    probed: dict[str, Tensor] = field(default_factory=dict)  # results of probes, by their names
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":
-        """The encoding of a batch, put together from those of its pieces."""
-        joined: dict[str, Any] = {}
-        for entry in fields(cls):
-            rows = [getattr(piece, entry.name) for piece in pieces]
-            joined[entry.name] = None if rows[0] is None else torch.cat(rows)
-        return cls(**joined)
+        """Put the encodings of a batch's pieces together."""
+
+        def column(name: str) -> Any:
+            rows = [getattr(piece, name) for piece in pieces]
+            return None if rows[0] is None else torch.cat(rows)
+
+        probed = {name: torch.cat([piece.probed[name] for piece in pieces]) for name in pieces[0].probed}
+        return cls(**{name: column(name) for name in TENSORS}, probed=probed)
 
     def apart(self, count: int) -> list["Encoding"]:
-        """The encodings of so many members, that stand side by side in this one."""
-        each: list[dict[str, Any]] = [{} for _ in range(count)]
-        for entry in fields(self):
-            side_by_side = getattr(self, entry.name)
-            slices = [None] * count if side_by_side is None else side_by_side.chunk(count, 1)
-            for own, value in zip(each, slices, strict=True):
-                own[entry.name] = value
-        return [Encoding(**own) for own in each]
+        """Split into the encodings of so many members, which stand side by side in this one."""
+
+        def slices(value: Tensor | None) -> Sequence[Any]:
+            return [None] * count if value is None else value.chunk(count, 1)
+
+        columns = {name: slices(getattr(self, name)) for name in TENSORS}
+        probed = {name: slices(value) for name, value in self.probed.items()}
+
+        def of(nth: int) -> Encoding:
+            own = {name: values[nth] for name, values in columns.items()}
+            return Encoding(**own, probed={name: values[nth] for name, values in probed.items()})
+
+        return [of(nth) for nth in range(count)]
+
+
+TENSORS = tuple(entry.name for entry in fields(Encoding) if entry.name != "probed")
 
 
 class Bottleneck(nn.Module):
@@ -82,29 +88,33 @@ class Member(nn.Module):
         """Logits from the mean, for inference."""
         return self.classifier(self.encoder(inputs))
 
-    def encode(self, inputs: Tensor, noise_BD: Tensor | None, with_map: bool = False) -> Encoding:
-        """Features and logits from one sample of z, by the reparameterisation trick."""
-        mean_BD, trunk_BCHW, map_BCHW = self.encoder.read(inputs)
-        mean_BD = full(mean_BD)
+    def encode(self, inputs: Tensor, noise_BD: Tensor | None, keeps: Sequence[str] = ()) -> Encoding:
+        """Return features, and logits from one sample of z, by the reparameterization trick.
+
+        keeps: outputs of the network for probes, "trunk" or "map", as far as the network has them.
+        """
+        outputs = self.encoder.outputs(inputs)
+        mean_BD = full(outputs.features_BD)
         scale_BD, raw_scale_BD, z_BD = None, None, mean_BD
         if self.bottleneck is not None:
             assert noise_BD is not None
             scale_BD, raw_scale_BD = self.bottleneck(mean_BD)
             z_BD = mean_BD + scale_BD * noise_BD
         logits_BK = full(self.classifier(z_BD))
-        own_map_BCHW = full(map_BCHW) if with_map and map_BCHW is not None else None
-        return Encoding(mean_BD, scale_BD, z_BD, logits_BK, trunk_BCHW, raw_scale_BD, map_BCHW=own_map_BCHW)
+        kept = {"trunk": outputs.trunk_BCHW, "map": outputs.map_BCHW}
+        probed = {name: value for name in keeps if (value := kept[name]) is not None}
+        return Encoding(mean_BD, scale_BD, z_BD, logits_BK, raw_scale_BD, probed)
 
 
 class Encode(nn.Module):
     """A member's `encode` as the forward of a module, so that it can be wrapped for replicas."""
 
-    def __init__(self, member: Member, with_map: bool = False):
+    def __init__(self, member: Member, keeps: Sequence[str] = ()):
         super().__init__()
-        self.member, self.with_map = member, with_map
+        self.member, self.keeps = member, tuple(keeps)
 
     def forward(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
-        return self.member.encode(inputs, noise_BD, self.with_map)
+        return self.member.encode(inputs, noise_BD, self.keeps)
 
 
 def full(values: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ Legend: M members, B inputs, D features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 Fields = dict[str, Tensor]  # what a member may send, each [B, width]
+Values = dict[str, Tensor]  # named scalars for the records, which stay on the device until they are logged
 FEATURES = ("mean", "scale")  # the fields that a discriminator may read
 
 
@@ -32,7 +33,16 @@ class Traffic:
     heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the speaker's fields that it must see
     features: tuple[str, ...]  # the fields that the counterpart (the discriminator, a fusion) reads
     compared: Sequence[int]  # the members whose fields it reads
-    answers: tuple[str, ...] = ("mean",)  # what it answers each of them, as wide as the field of that name
+    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers each of them
+    outputs: tuple[str, ...] = ()  # what else it answers, as wide as `widths` says
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the counterpart answers: one member's rows [B, width], or those of all members it reads, [M, B, width]."""
+
+    gradients: Fields = field(default_factory=dict)  # d(loss)/d(field), with the weight of the loss applied
+    outputs: Fields = field(default_factory=dict)  # results of the counterpart that terms read
 
 
 @dataclass
@@ -72,7 +82,7 @@ class Carrier(Protocol):
     @property
     def features(self) -> tuple[str, ...]: ...
 
-    def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]: ...
+    def scatter(self, answers: Answers | None, size: int) -> dict[int, Answers]: ...
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None: ...
 

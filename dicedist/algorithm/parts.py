@@ -1,55 +1,90 @@
-"""The parts of an ensemble that a rank hosts: members, companions, what members share, their counterpart."""
+"""The parts of an ensemble that a rank hosts: members, what members share, and their counterpart.
+
+A part updates itself: the step computes gradients, and every part clips them, takes its optimizer step and moves its
+average.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dicedist.algorithm.averages import MovingAverage
-from dicedist.algorithm.companion import Companion
 from dicedist.algorithm.counterpart import Counterpart
-from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.member import Member
+from dicedist.algorithm.messages import Fields, Values
 from dicedist.algorithm.networks.freezing import frozen_norms
+from dicedist.algorithm.optimizers import set_rate
+from dicedist.algorithm.precision import Precision
+from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.spans import span
 
 
 @dataclass
 class Part:
-    """A module, its optimiser and perhaps its moving average, saved under its own name whichever rank hosts it.
-
-    second: another optimiser of some of its parameters, for a loss of its own.
-    """
+    """A module, its optimizer and perhaps its moving average, saved under its own name whichever rank hosts it."""
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
     average: MovingAverage | None = None
-    second: torch.optim.Optimizer | None = None
+    clip_norm: float | None = None  # the largest norm of its gradient
 
     def __post_init__(self) -> None:
         self.train()
 
     @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By the names under which their states are saved."""
+        return {"optimizer": self.optimizer}
+
+    @property
+    def attached(self) -> list["Part"]:
+        """Parts that live with this one and are trained by it."""
+        return []
+
+    @property
     def learns(self) -> bool:
-        """Whether anything in it is not frozen."""
+        """Tell if any of its parameters is not frozen."""
         return any(parameter.requires_grad for parameter in self.module.parameters())
 
     def train(self) -> None:
-        """Training mode, but for what is frozen."""
+        """Switch to training mode, except what is frozen."""
         self.module.train()
         for norm in frozen_norms(self.module):
             norm.eval()
 
+    def before_backward(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+        """Prepare for the backward pass; fields: of all members, this member's own with their graph."""
+        return {}
+
+    def update(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+        """Take the optimizer steps, then move the average."""
+        self.step(now, scaler)
+        self.follow()
+
+    def step(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+        """Take one optimizer step with the gradients at hand, which are unscaled already."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
+        set_rate(self.optimizer, now.learning_rate)
+        scaler.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def after_update(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+        """Do what follows the update of all parts on this rank."""
+        return {}
+
     def follow(self) -> None:
-        """The moving average, if there is one, takes a step towards the weights."""
+        """Move the average, if there is one, towards the weights."""
         if self.average is not None:
             self.average.follow(followed(self.module))
 
 
 def followed(module: nn.Module) -> nn.Module:
-    """What a moving average follows: the weights, and of w not its class memory."""
-    return module.network if isinstance(module, Discriminator) else module
+    """Return the weights that a moving average follows: of a counterpart not its memory."""
+    return module.weights if isinstance(module, Counterpart) else module
 
 
 @dataclass
@@ -60,12 +95,12 @@ class Hosted:
     trunk: Part | None  # shared by branches
     shared: Part | None  # the method's shared modules: a gate, an attention
     discriminator: Part | None  # the counterpart of all members: w, or what a method has in its place
-    companions: Mapping[int, Part] = field(default_factory=dict)  # by member
+    precision: Precision
 
     @property
     def parts(self) -> list[Part]:
-        others = [*self.companions.values(), *([self.discriminator] if self.discriminator else [])]
-        return [*self.members.values(), *self.common, *others]
+        members, discriminator = [*self.members.values()], [self.discriminator] if self.discriminator else []
+        return [*members, *self.common, *(part for own in members for part in own.attached), *discriminator]
 
     @property
     def learners(self) -> list[Part]:
@@ -105,12 +140,32 @@ class Hosted:
         assert module is None or isinstance(module, Counterpart)
         return module
 
-    def companion(self, index: int) -> Companion:
-        module = self.companions[index].module
-        assert isinstance(module, Companion)
-        return module
-
     def member(self, index: int) -> Member:
         module = self.members[index].module
         assert isinstance(module, Member)
         return module
+
+    @span("optimiser")
+    def update(self, now: Moment) -> Values:
+        """Take one optimizer step of every part that the members' losses train, and return their gradient norms.
+
+        A part whose gradients overflow in fp16 skips its own step alone, and the loss scale falls for all parts of
+        this rank. Each rank has a scale of its own, and the discriminator none.
+        """
+        scaler = self.precision.scaler
+        for part in self.learners:
+            scaler.unscale_(part.optimizer)
+        norms = {f"member_{i}/gradient_norm": gradient_norm(p.module) for i, p in self.members.items()}
+        for part in self.learners:
+            part.update(now, scaler)
+        scaler.update()
+        return norms
+
+
+def gradient_norm(module: nn.Module) -> Tensor:
+    """Return the norm over all parameters; 0 where it is not finite, as in a step that fp16 skips.
+
+    A gradient that overflows otherwise shows in the next loss, which ends the run.
+    """
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return torch.nan_to_num(nn.utils.get_total_norm(gradients), nan=0.0, posinf=0.0)

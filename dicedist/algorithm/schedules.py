@@ -43,17 +43,23 @@ class Schedules:
         log_beta: Knots,
         epochs: int,
         rate: Callable[[float], float] | None = None,
+        steps_per_epoch: int = 1,
     ):
-        """rate: of a trajectory, by the epoch of the reference run, in place of the optimiser's."""
-        self.own_rate = rate
+        """rate: of a trajectory, by the epoch of the reference run, in place of the optimizer's."""
+        self.own_rate, self.steps_per_epoch = rate, steps_per_epoch
         self.config, self.optimizer, self.epochs = config, optimizer, epochs
         self.rates = learning_rate_knots(config.learning_rate, optimizer.lr)
         self.log_beta = log_beta
         self.pace = config.reference_epochs / epochs if config.scale else 1.0
 
     @classmethod
-    def of(cls, config: Config, rate: Callable[[float], float] | None = None) -> Self:
-        return cls(config.schedules, config.optimizer, config.bottleneck.log_beta, config.epochs, rate)
+    def of(cls, config: Config, rate: Callable[[float], float] | None = None, steps_per_epoch: int = 1) -> Self:
+        log_beta = config.bottleneck.log_beta
+        return cls(config.schedules, config.optimizer, log_beta, config.epochs, rate, steps_per_epoch)
+
+    def at_step(self, epoch: int, step: int) -> Moment:
+        """Return the values at a step of an epoch; a fraction of an epoch counts."""
+        return self.at(epoch + step / self.steps_per_epoch)
 
     def at(self, epoch: float) -> Moment:
         rate = self.learning_rate(epoch)

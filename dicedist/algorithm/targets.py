@@ -4,27 +4,30 @@ Legend: B inputs, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.mixing import draw, partners
 from dicedist.config.schema import LossConfig
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Settings of the config's group loss, with the class weights as numbers."""
+    """Settings of the config's group `loss`, with the class weights as numbers."""
 
+    seed: int
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
     weights_K: Tensor | None = None
 
     @classmethod
-    def of(cls, config: LossConfig, counts: Sequence[int], device: torch.device) -> Self:
+    def of(cls, config: LossConfig, seed: int, counts: Sequence[int], device: torch.device) -> Self:
         """counts: training inputs of each class."""
         given = config.class_weights
         if given == "balanced":
@@ -34,7 +37,19 @@ class Loss:
                 f"loss.class_weights has {len(given)} numbers for {len(counts)} classes: write one for each"
             )
         weights_K = None if given is None else torch.tensor(given, dtype=torch.float32, device=device)
-        return cls(config.label_smoothing, config.mixup, config.cutmix, weights_K)
+        return cls(seed, config.label_smoothing, config.mixup, config.cutmix, weights_K)
+
+    def prepare(self, batch: Batch) -> tuple[Batch, "Targets"]:
+        """Mix the inputs, if mixup or CutMix asks for it, and return their targets.
+
+        A rank without images has no use for mixed targets: w reads labels only.
+        """
+        labels_B, mixing = batch.labels_B, draw(self.mixup, self.cutmix, self.seed, *batch.where)
+        if mixing is None or not batch.images:
+            return batch, Targets(labels_B, None, 1.0, self.label_smoothing, self.weights_K)
+        others_B, own = labels_B[partners(len(labels_B), labels_B.device)], mixing.own_share(batch.images[0])
+        mixed = replace(batch, images=[mixing.of_inputs(images) for images in batch.images])
+        return mixed, Targets(labels_B, others_B, own, self.label_smoothing, self.weights_K)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def checkpoint(config: Config) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=config.run.dir) as folder:
         run = Run(folder)
         run.records_file.touch()
-        saver = Saver(run, config.checkpoint, 1000, step.hosted.parts, world.control, 0, print)
+        saver = Saver(run, config.checkpoint, 1000, lambda: step.hosted.parts, world.control, 0, print)
         turns = [turn(saver, number) for number in range(1, ROUNDS + 1)]
         size = sum(file.stat().st_size for file in saved.path_of(run.checkpoints, ROUNDS).iterdir())
     copied, processor, whole = (statistics.median(column) for column in zip(*turns, strict=True))

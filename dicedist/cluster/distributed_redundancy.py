@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dicedist.algorithm.conditional_redundancy import ConditionalRedundancy, WithGradient
 from dicedist.algorithm.member import full
-from dicedist.algorithm.messages import Traffic
+from dicedist.algorithm.messages import Answers, Traffic
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import place
 
@@ -101,12 +101,13 @@ class DistributedRedundancy(nn.Module):
         if self.own is not None:
             read = {name: gathered.stacked(name, self.exchange.compared) for name in self.exchange.features}
             gradients_MBD = self.own.gradients(read["mean"], read.get("scale"), labels, ramp_up, covariance, where)
-            value, answers = self.own.loss, {"mean": gradients_MBD}
+            value, answers = self.own.loss, Answers({"mean": gradients_MBD})
         mine = self.exchange.scatter(answers, len(labels))
         if not self.members:
             return value
         own_MBD = torch.stack([means[number] for number in self.members])
-        loss = WithGradient.apply(own_MBD, value, torch.stack([mine[number]["mean"] for number in self.members]))
+        gradients_MBD = torch.stack([mine[number].gradients["mean"] for number in self.members])
+        loss = WithGradient.apply(own_MBD, value, gradients_MBD)
         assert isinstance(loss, Tensor)
         return loss
 

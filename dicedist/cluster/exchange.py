@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.counterpart import Division
-from dicedist.algorithm.messages import Fields, Gathered, Traffic
+from dicedist.algorithm.messages import Answers, Fields, Gathered, Traffic
 from dicedist.algorithm.networks.batch_norm import synchronise
 from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
@@ -50,7 +50,8 @@ class Exchange:
     routes: Routes
     compared: Sequence[int]  # the members whose fields w reads
     features: tuple[str, ...] = ()  # what w reads of them
-    answers: tuple[str, ...] = ("mean",)  # what w answers
+    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients w answers
+    outputs: tuple[str, ...] = ()  # what else w answers
     member_group: dist.ProcessGroup | None = None
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     w_group: dist.ProcessGroup | None = None  # the ranks that divide w
@@ -70,7 +71,8 @@ class Exchange:
             routes(placement, traffic),
             traffic.compared,
             traffic.features,
-            traffic.answers,
+            traffic.gradients,
+            traffic.outputs,
             group_of(placement.member_ranks),
             replica_group(placement),
             group_of(placement.discriminators),
@@ -117,9 +119,10 @@ class Exchange:
         return Gathered(gathered, out_of_step_M)
 
     @span("scatter")
-    def scatter(self, answers: Mapping[str, Tensor] | None, size: int) -> dict[int, Fields]:
+    def scatter(self, answers: Answers | None, size: int) -> dict[int, Answers]:
         """Each rank of w passes its answers to all compared members; each host receives its rows for its members, the
         sum over the ranks of w."""
+        names, given = self.answers, {**answers.gradients, **answers.outputs} if answers else {}
         packed: dict[int, list[Tensor]] = {}
         sends, receives = [], []
         for source in self.placement.discriminators:
@@ -127,15 +130,14 @@ class Exchange:
                 for replica, host in enumerate(self.placement.hosts[member]):
                     rows = share(size, self.placement.replicas, replica)
                     if source == self.rank:
-                        assert answers is not None
-                        own = [answers[name][place, rows, : self.widths[name][member]] for name in self.answers]
+                        own = [given[name][place, rows, : self.widths[name][member]] for name in names]
                         message = torch.cat([answer.flatten() for answer in own]).to(self.dtype)
                         if host == self.rank:
                             packed.setdefault(member, []).append(message)
                         else:
                             sends.append((host, message))
                     elif host == self.rank:
-                        floats = self.floats(member, replica, self.answers, size)
+                        floats = self.floats(member, replica, names, size)
                         message = torch.empty(floats, dtype=self.dtype, device=self.device)
                         packed.setdefault(member, []).append(message)
                         receives.append((source, message))
@@ -145,7 +147,16 @@ class Exchange:
         totals = {
             member: sum((m.to(usual) for m in rest), first.to(usual)) for member, (first, *rest) in packed.items()
         }
-        return {member: self.split(total, self.answers, member, mine, size) for member, total in totals.items()}
+        found = {member: self.split(total, names, member, mine, size) for member, total in totals.items()}
+        return {
+            member: Answers(*({name: own[name] for name in kind} for kind in (self.gradients, self.outputs)))
+            for member, own in found.items()
+        }
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Everything that w sends back, in the order of a message."""
+        return self.gradients + self.outputs
 
     @property
     def division(self) -> Division:

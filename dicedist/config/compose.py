@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ def compose_config(overrides: Sequence[str]) -> Config:
     if config.ood.left_out:
         by_default = compose_typed("train", [o for o in overrides if not o.startswith(OOD_SETS)], Config)
         refuse_unknown_sets(config.ood, by_default.ood.sets)
-        config.ood.sets = config.ood.measured
+        config = replace(config, ood=replace(config.ood, sets=config.ood.measured))
     check(config)
     return config
 
@@ -166,7 +166,8 @@ def parse_config(text: str, origin: object) -> Config:
         if "${" in str(value):
             raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
     config = typed(with_newer_keys(loaded), Config)
-    config.network.trusted = config.data.trusted = config.teacher.trusted = False
+    untrusted = {name: replace(getattr(config, name), trusted=False) for name in ("network", "data", "teacher")}
+    config = replace(config, **untrusted)
     check(config)
     return config
 

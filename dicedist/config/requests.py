@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dicedist.config.schema import AVERAGES, OodConfig, key
+from dicedist.config.schema import AVERAGES, Frozen, OodConfig, key
 
 FORMATS = ("pt2", "onnx", "safetensors")
 MEMBERS = "some of them: [0, 2], or student"
@@ -11,18 +11,18 @@ RUN = "the folder of a run, or its URL: s3://BUCKET/runs/NAME"
 
 
 @dataclass
-class DataRoot:
+class DataRoot(Frozen):
     root: str | None = key("where the data is now, if not where the run found it")
     trusted: bool = key("true lets the run's data._target_ be imported and run")
 
 
 @dataclass
-class Trust:
+class Trust(Frozen):
     trusted: bool = key("true lets the run's network._target_ be imported and run")
 
 
 @dataclass
-class TargetsRequest:
+class TargetsRequest(Frozen):
     """Keys that are null stay as the run has them."""
 
     alpha: float | None = key("share of inputs whose set of labels may miss the true one")
@@ -38,7 +38,7 @@ class CalibrationRequest(TargetsRequest):
 
 
 @dataclass
-class EvaluateRequest:
+class EvaluateRequest(Frozen):
     run: str | None = key(RUN)
     logits: str | None = key(
         "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
@@ -66,7 +66,7 @@ class EvaluateRequest:
 
 
 @dataclass
-class PredictRequest:
+class PredictRequest(Frozen):
     run: str | None = key(RUN)
     members: Any = key(MEMBERS)
     average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
@@ -79,7 +79,7 @@ class PredictRequest:
 
 
 @dataclass
-class ExportRequest:
+class ExportRequest(Frozen):
     run: str | None = key(RUN)
     format: str | None = key(
         "pt2: torch.export | onnx | safetensors; null: by the ending of output, else pt2", choices=(*FORMATS, None)

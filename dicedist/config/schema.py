@@ -6,7 +6,7 @@ come at once.
 
 import enum
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
 STRUCTURES = ("net", "branch")
@@ -45,8 +45,20 @@ def key(
     return field(default=default, metadata={"help": help, "scope": scope, **limits})
 
 
+class Frozen:
+    """Fields are set once: what a configuration resolves to is in a Plan, and a changed one is made by `replace`.
+
+    Not dataclass(frozen=True), which OmegaConf takes for read-only nodes in the middle of composing them.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            raise FrozenInstanceError(f"cannot assign to {name}: use dataclasses.replace")
+        super().__setattr__(name, value)
+
+
 @dataclass
-class DataConfig:
+class DataConfig(Frozen):
     name: str = key(
         "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
     )
@@ -83,7 +95,7 @@ class DataConfig:
 
 
 @dataclass
-class NetworkConfig:
+class NetworkConfig(Frozen):
     name: str = key("a name below, or torchvision/<model>, timm/<model>")
     _target_: str | None = key(
         "your own class or factory, e.g. my.module.Net; it sets feature_dim, and trunk, tail, trunk_dim for branches"
@@ -123,7 +135,7 @@ class NetworkConfig:
 
 
 @dataclass
-class MethodConfig:
+class MethodConfig(Frozen):
     name: str = key("of the method")
     terms: dict[str, dict[str, Any]] = key("terms of the loss, each with its options")
     structures: list[str] = key("that the method can train")
@@ -132,14 +144,14 @@ class MethodConfig:
 
 
 @dataclass
-class TeacherConfig:
+class TeacherConfig(Frozen):
     run: str | None = key("distill: the folder of the run whose ensemble is the teacher", scope=Scope.NODE)
     trusted: bool = key("true lets the teacher's network._target_ be imported and run", scope=Scope.NODE)
     sha256: list[str] | None = key("of its members' weights; the run itself writes it")
 
 
 @dataclass
-class EnsembleConfig:
+class EnsembleConfig(Frozen):
     size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
@@ -151,19 +163,14 @@ class EnsembleConfig:
         default="auto",
     )
 
-    @property
-    def known_batched(self) -> bool | None:
-        """None while `auto` is not measured yet."""
-        return None if isinstance(self.batched, str) else self.batched
-
 
 @dataclass
-class BottleneckConfig:
+class BottleneckConfig(Frozen):
     log_beta: list[Any] = key("[[epoch, log(beta_ceb)], ...], linear in between")
 
 
 @dataclass
-class RedundancyConfig:
+class RedundancyConfig(Frozen):
     delta: float | int | str = key(
         "weight of the redundancy loss; auto: the paper's value for this data and number of members"
     )
@@ -207,7 +214,7 @@ class RedundancyConfig:
 
 
 @dataclass
-class LossConfig:
+class LossConfig(Frozen):
     label_smoothing: float = key("share of a label that is spread over all classes")
     class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
     mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
@@ -215,7 +222,7 @@ class LossConfig:
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Frozen):
     name: str = key("sgd | adamw | adam, of members and what they share", choices=OPTIMIZERS)
     lr: float | int | str = key("paper | chen2020 | a number: the highest rate, that of the heads")
     schedule: str = key(
@@ -238,7 +245,7 @@ class OptimizerConfig:
 
 
 @dataclass
-class SchedulesConfig:
+class SchedulesConfig(Frozen):
     reference_epochs: int = key("the length of the run that all knots are given for", above=0)
     scale: bool = key("with other epochs, move every knot in proportion")
     ramp_up: float = key("epochs until redundancy and distillation count in full", above=0)
@@ -247,7 +254,7 @@ class SchedulesConfig:
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Frozen):
     name: str = key("of the run's folder", scope=Scope.IDENTITY)
     dir: str = key("the folder of runs", scope=Scope.NODE)
     remote: str | None = key(
@@ -259,12 +266,12 @@ class RunConfig:
 
 
 @dataclass
-class LogConfig:
+class LogConfig(Frozen):
     every_steps: int = key("a record of training in metrics.jsonl", above=0)
 
 
 @dataclass
-class CheckpointConfig:
+class CheckpointConfig(Frozen):
     every_minutes: float | None = key("save so often; null: not by the clock", above=0)
     every_steps: int | None = key("and after so many steps", above=0)
     every_epochs: int | None = key("and after so many epochs", above=0)
@@ -272,13 +279,13 @@ class CheckpointConfig:
 
 
 @dataclass
-class ResumingConfig:
+class ResumingConfig(Frozen):
     allow: list[str] = key("keys that are changed on purpose when a run goes on: [optimizer.lr]; written resume.allow")
     step: int | None = key("of the checkpoint to continue from; null: the newest; written resume.step", at_least=1)
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(Frozen):
     average: str = key("logits | probabilities", choices=AVERAGES)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
     every_epochs: int = key("validation", above=0)
@@ -291,7 +298,7 @@ class EvaluateConfig:
 
 
 @dataclass
-class CalibrationConfig:
+class CalibrationConfig(Frozen):
     alpha: float = key("share of inputs whose set of labels may miss the true one")
     conformal: str = key("how sets are made. lac: the smallest | aps: larger for harder inputs", choices=("lac", "aps"))
     per_class: bool = key("true: every class has the coverage 1 - alpha, not only all together")
@@ -304,7 +311,7 @@ class CalibrationConfig:
 
 
 @dataclass
-class OodConfig:
+class OodConfig(Frozen):
     sets: dict[str, str | None] = key("name: folder, .npz or .npy; null: by its name in data.root; none: left out")
     groups: dict[str, list[str]] = key("name: sets whose figures are averaged, as near: [cifar100, tin]")
 
@@ -318,7 +325,7 @@ class OodConfig:
 
 
 @dataclass
-class DistributedConfig:
+class DistributedConfig(Frozen):
     timeout: float = key("seconds that a rank waits for another", above=0)
     wire: str = key(
         "numbers of messages between members and w: fp32 | bf16: half the bytes, rounded in every placement alike",
@@ -329,7 +336,7 @@ class DistributedConfig:
 
 
 @dataclass
-class TrackingConfig:
+class TrackingConfig(Frozen):
     to: str = key("mlflow | none", choices=("mlflow", "none"))
     uri: str | None = key("null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder")
     experiment: str = key("of MLflow")
@@ -345,7 +352,7 @@ def sample_name(member: int, nth: int) -> str:
 
 
 @dataclass
-class Config:
+class Config(Frozen):
     epochs: int = key("passes over the training images", above=0, scope=Scope.LENGTH)
     max_steps: int | None = key("end early, cleanly, after that many steps", above=0, scope=Scope.LENGTH)
     batch_size: int = key("inputs that every member sees in a step", above=0)
@@ -398,19 +405,7 @@ class Config:
         """Predictors from each member."""
         return int(self.trajectory.get("samples", 1))
 
-    @property
-    def num_predictors(self) -> int:
-        """What is evaluated, predicts and is exported as one ensemble: S samples of each of the M members."""
-        return self.num_members * self.samples
-
     def predictor_part(self, number: int) -> str:
         """The part of a checkpoint that holds this predictor."""
         along = self.trajectory["kind"] != "none"
         return sample_name(*divmod(number, self.samples)) if along else f"member-{number}"
-
-    @property
-    def num_members(self) -> int:
-        """The size of a run's ensemble, which is a number from its start on."""
-        if not isinstance(self.ensemble.size, int):
-            raise ValueError(f"ensemble.size={self.ensemble.size}, where a run has a number: its config is damaged")
-        return self.ensemble.size

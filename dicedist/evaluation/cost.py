@@ -4,19 +4,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dicedist.algorithm.build import input_shape, weightless
+from dicedist.algorithm.build import weightless
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 
 
-def cost(config: Config, num_classes: int) -> dict[str, float]:
+def cost(config: Config, plan: Plan, num_classes: int) -> dict[str, float]:
     """parameters and gflops (a multiplication and an addition are two operations); nothing is computed."""
-    networks = weightless(config, config.num_members)
+    networks = weightless(config, plan)
     classifiers = [nn.Linear(network.feature_dim, num_classes, device="meta") for network in networks]
     branches = config.structure == "branch"
     own = [network.branch() if branches else network for network in networks]
     counted = [*own, *classifiers, *([networks[0].trunk] if branches else [])]
     parameters = sum(parameter.numel() for module in counted for parameter in module.parameters())
-    alone = torch.empty(1, *input_shape(config), device="meta")
+    alone = torch.empty(1, *plan.input_shape, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         inputs = networks[0].trunk(alone) if branches else alone
         for module, classifier in zip(own, classifiers, strict=True):

@@ -255,7 +255,7 @@ class Ensemble(nn.Module):
         shared = self.trunk(self.normalise(images))
         if self.fuses != "map":
             return [encoder(shared) for encoder in self.encoders], []
-        read = [encoder.read(shared) for encoder in self.encoders if isinstance(encoder, Network)]
+        read = [encoder.outputs(shared) for encoder in self.encoders if isinstance(encoder, Network)]
         return [each[0] for each in read], [each[2].flatten(1) for each in read if each[2] is not None]
 
     def refuse_unfit(self, images: Tensor) -> None:
@@ -315,7 +315,8 @@ def build(about: About, trusted: bool) -> Ensemble:
 
     def network(name: str) -> Network:
         named = NetworkConfig(name, about.target, trusted, per_member=None)
-        return networks.build(replace(named, **(about.options or {})))
+        shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
+        return networks.build(replace(named, **(about.options or {})), shape)
 
     whole = [network(name) for name in about.networks]
     encoders = whole if about.trunk is None else [member.branch() for member in whole]

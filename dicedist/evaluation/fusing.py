@@ -17,6 +17,7 @@ from dicedist.algorithm.build import sizes
 from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.cluster.control import Control
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
@@ -56,6 +57,7 @@ def widths(fuses: str, of_members: Sequence[Sizes]) -> list[int]:
 def fusing_of(
     config: Config,
     method: Method,
+    plan: Plan,
     members: Sequence[int],
     hosts: Sequence[int],
     control: Control,
@@ -65,9 +67,9 @@ def fusing_of(
 ) -> Fusing | None:
     """None if the method fuses nothing, or not all members are evaluated. found: on the reporter."""
     term = method.fusing
-    if term is None or term.fuses is None or list(members) != list(range(config.num_predictors)):
+    if term is None or term.fuses is None or list(members) != list(range(plan.num_predictors)):
         return None
-    of_members = sizes(config, config.num_members, num_classes)
+    of_members = sizes(config, method, plan, num_classes)
     classifier = None if found is None else load_fusion(config, method, of_members, found).to(device)
     return Fusing(term.fuses, widths(term.fuses, of_members), hosts, control, classifier, device)
 

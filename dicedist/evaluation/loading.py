@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.objectives import Method
+from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
 from dicedist.data import sources
@@ -40,14 +41,14 @@ def load_ensemble(
     asked: targets of the calibration other than the run's.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config = run.checkpoint(), run.config()
-    size, method = config.num_predictors, Method(config.method)
+    found, config, plan = run.checkpoint(), run.config(), run.plan()
+    size, method = plan.num_predictors, Method(config.method)
     chosen = members_or_student(members, method, size)
     average = average or config.evaluate.average
     for name, value, known in (("images", images, IMAGES), ("average", average, AVERAGES)):
         if value not in known:
             raise ValueError(f"{name}={value}: write {' or '.join(known)}")
-    of_members = config.network.per_member or [config.network.name] * config.num_members
+    of_members = config.network.per_member or [config.network.name] * plan.num_members
     names = [name for name in of_members for _ in range(config.samples)]
     known_to_w = method.compared(size) if method.estimator else ()
     compared = [place for place, number in enumerate(chosen) if number in known_to_w]
@@ -61,10 +62,10 @@ def load_ensemble(
         compared=compared if len(compared) > 1 else [],
         conditional=bool(method.estimator and method.estimator.conditional),
         size=config.data.size,
-        images=VECTORS if config.network.inputs is not None else images,
+        images=VECTORS if plan.reads_vectors else images,
         average=average,
         **calibrated(run, chosen, average, asked or {}, tell),
-        fusion=fusion_of(config, method, chosen, found),
+        fusion=fusion_of(config, method, plan, chosen, found),
         options={k: v for k, v in asdict(config.network).items() if k not in (*NAMED_OTHERWISE, *OF_TRAINING)},
         **inputs_and_classes(config, found),
     )
@@ -78,12 +79,14 @@ def load_ensemble(
     return filled(ensemble, weights(ensemble, config, found, kind), found.path)
 
 
-def fusion_of(config: Config, method: Method, chosen: list[int], found: Checkpoint) -> dict[str, Any] | None:
+def fusion_of(
+    config: Config, method: Method, plan: Plan, chosen: list[int], found: Checkpoint
+) -> dict[str, Any] | None:
     """How to build the fused classifier; None if the method has none, or not all members are chosen."""
     term = method.fusing
-    if term is None or len(chosen) < config.num_predictors:
+    if term is None or len(chosen) < plan.num_predictors:
         return None
-    of_members = sizes(config, config.num_members, len(inputs_and_classes(config, found)["class_names"]))
+    of_members = sizes(config, method, plan, len(inputs_and_classes(config, found)["class_names"]))
     name = next(name for name, built in zip(config.method.terms, method.terms, strict=True) if built is term)
     return {"term": name, "sizes": [asdict(size) for size in of_members]}
 

@@ -85,7 +85,7 @@ def read_batches(
             told, found = {}, {}
             for index in hosted.members:
                 member = hosted.member(index)
-                mean_BD, _, map_BCHW = member.encoder.read(inputs)
+                mean_BD, _, map_BCHW = member.encoder.outputs(inputs)
                 told[index] = mean_BD if map_BCHW is None or fusing is None or fusing.reads == "mean" else map_BCHW
                 scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)[0]
                 columns = (member.classifier(mean_BD), mean_BD, scale_BD)

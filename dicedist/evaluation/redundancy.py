@@ -24,6 +24,7 @@ from dicedist.algorithm.schedules import Moment
 from dicedist.cluster.control import Control
 from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.placement import Placement
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config, RedundancyConfig
 from dicedist.console.progress import Stage, silent
 from dicedist.data.sources import Source, some_of_each
@@ -177,11 +178,13 @@ def fit(
     return w
 
 
-def load_discriminator(config: Config, method: Method, num_classes: int, found: Checkpoint) -> Discriminator | None:
+def load_discriminator(
+    config: Config, method: Method, plan: Plan, num_classes: int, found: Checkpoint
+) -> Discriminator | None:
     """The w that a run has trained, averaged over its last steps; None if its method has none."""
     if method.estimator is None:
         return None
-    w = build_counterpart(config, method, config.num_members, num_classes)
+    w = build_counterpart(config, method, plan, num_classes)
     assert isinstance(w, Discriminator)
     tensors = checkpoint.load_part(found, "discriminator", w)
     checkpoint.load_weights(w, tensors)
@@ -202,6 +205,7 @@ def rows_for_w(source: Source) -> Tensor:
 def held_out_redundancy(
     config: Config,
     method: Method,
+    plan: Plan,
     placement: Placement,
     control: Control,
     hosted: Hosted,
@@ -215,10 +219,10 @@ def held_out_redundancy(
     """
     if method.estimator is None or placement.discriminator is None:
         return None
-    rows_N, dims = rows_for_w(source), feature_dims(config, config.num_members)
+    rows_N, dims = rows_for_w(source), feature_dims(config, plan)
     w = hosted.discriminator and hosted.discriminator.average
     own = {} if w is None else {0: parameters_to_vector(w.module.parameters()).cpu()}
-    copied = build_counterpart(config, method, config.num_members, source.num_classes) if control.reports else None
+    copied = build_counterpart(config, method, plan, source.num_classes) if control.reports else None
     length = 0 if copied is None else sum(parameter.numel() for parameter in copied.parameters())
     weights = control.collect(own, [(length,)], [placement.discriminator])
     shapes = [(len(rows_N), width) for width in dims]
@@ -230,7 +234,7 @@ def held_out_redundancy(
         return None
     assert isinstance(copied, Discriminator)
     vector_to_parameters(weights[0], copied.parameters())
-    compared = method.compared(config.num_members)
+    compared = method.compared(plan.num_members)
     widest = max(dims[member] for member in compared)
     features = Features(
         *(

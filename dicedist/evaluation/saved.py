@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dicedist.algorithm.build import build_hosted, feature_dims
+from dicedist.algorithm.build import build_hosted, build_member, feature_dims, learner
 from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import place
 from dicedist.cluster.process import this_rank, world_size
@@ -36,16 +36,19 @@ from dicedist.runs.run import Results, Run
 
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
-    found, config = run.checkpoint(), run.config()
-    config.data.root = request.data.root or config.data.root
-    config.data.download = False  # a run's config does not decide where files are put
-    config.network.trusted, config.data.trusted = request.network.trusted, request.data.trusted
-    method, size = Method(config.method), config.num_predictors
+    found, config, plan = run.checkpoint(), run.config(), run.plan()
+    root, trusted = request.data.root or config.data.root, request.data.trusted
+    config = replace(
+        config,
+        data=replace(config.data, root=root, download=False, trusted=trusted),  # a run does not decide where files go
+        network=replace(config.network, trusted=request.network.trusted),
+    )
+    method, size = Method(config.method), plan.num_predictors
     members = members_or_student(request.members, method, size)
     placement = place(world_size(), len(members), needs_discriminator=False)
     mine = [members[place_] for place_ in placement.members_on(this_rank())]
     ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
-    refuse_unreadable(request.ood.measured, config.network.inputs)
+    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None)
     refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
     targets = aimed(config.calibration, asdict(request.calibration))
     if request.shift is not None:
@@ -57,14 +60,15 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     if request.calibration.alpha is not None:
         refuse_too_few(source, targets)
     with joined(config.distributed.timeout) as world:
-        dims = feature_dims(config, config.num_members)
-        hosted = build_hosted(
-            config, method, mine, False, config.num_members, source.num_classes, world.device, samples=True
-        )
+        dims = feature_dims(config, plan)
+        trained = build_hosted(config, method, plan, [0], False, source.num_classes, world.device)
+        modules = {n: build_member(config, method, plan, n // plan.samples, source.num_classes) for n in mine}
+        parts = {n: learner(config.predictor_part(n), module, config, world.device) for n, module in modules.items()}
+        hosted = replace(trained, members=parts)
         checkpoint.restore(found, hosted.parts)
         own = found if world.reports else None
         fusing = fusing_of(
-            config, method, members, placement.host_of, world.control, source.num_classes, world.device, own
+            config, method, plan, members, placement.host_of, world.control, source.num_classes, world.device, own
         )
         evaluator = Evaluator(
             hosted.averaged if config.uses_average else hosted,
@@ -73,8 +77,8 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             world.control,
             world.device,
             source,
-            load_discriminator(config, method, source.num_classes, found) if world.reports else None,
-            [dims[member // config.samples] for member in members],
+            load_discriminator(config, method, plan, source.num_classes, found) if world.reports else None,
+            [dims[member // plan.samples] for member in members],
             found.step,
             method.student(size),
             request.estimator == "fresh",
@@ -89,7 +93,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
         findings = evaluator.evaluate(settings, OodConfig(ood.measured, ood.groups), targets, config.data.root)
         if shift is not None:
             add_shift(findings, str(request.shift), evaluator, shift, settings.average)
-    results = results_for(run, request, members, settings, config)
+    results = results_for(run, request, members, settings, config, size)
     return results, None if findings is None else findings.save(results, dropped=ood.left_out)
 
 
@@ -120,13 +124,13 @@ def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
 
 
 def results_for(
-    run: Run, request: EvaluateRequest, members: list[int], settings: EvaluateConfig, config: Config
+    run: Run, request: EvaluateRequest, members: list[int], settings: EvaluateConfig, config: Config, size: int
 ) -> Results:
     """The run's own folder for what its training would find; anything else goes beside it."""
     if request.output:
         return Results(request.output)
     label = []
-    if len(members) < config.num_predictors:
+    if len(members) < size:
         label.append(f"members-{'-'.join(map(str, members))}")
     if settings.average != config.evaluate.average:
         label.append(f"average-{settings.average}")

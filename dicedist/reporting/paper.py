@@ -84,7 +84,7 @@ def read_cell(name: str, others: Sequence[Figure] = ()) -> Cell:
 
 def accuracy(config: Config) -> Pooled | None:
     """What the paper reports for an ensemble with exactly these settings; None if it has no such cell."""
-    data, size = config.data.name, config.num_members
+    data, size = config.data.name, config.ensemble.size
     name = f"{data}/{config.network.name}-{config.structure}{size}-{config.method.name}"
     for candidate in choices_of(EXPERIMENTS):
         if candidate.startswith(name) and not changed_keys(

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from dicedist.config import Config, Scope, flatten
 from dicedist.config.compose import scope_of
+from dicedist.config.plan import Plan
 from dicedist.reporting.labels import ORDER, Settings, labels
 from dicedist.reporting.svg import NUM_STYLES
 from dicedist.runs.files import read_json, read_plain
@@ -36,7 +37,8 @@ class Recorded:
     """What one run has left in its folder."""
 
     run: Run
-    config: Config
+    config: Config  # with resolved values
+    plan: Plan
     records: list[dict[str, Any]]  # the lines of metrics.jsonl
     evaluation: dict[str, Any]  # empty if there is none yet
     gallery: dict[str, np.ndarray]
@@ -70,7 +72,7 @@ class Recorded:
     @cached_property
     def settings(self) -> Settings:
         """Everything that can change a result, except the seed."""
-        config, evaluation, size = self.config, self.evaluation, self.config.num_members
+        config, evaluation, size = self.config, self.evaluation, self.plan.num_members
         compares = "redundancy" in config.method.terms
         ignored = SHOWN_OTHERWISE if compares else (*SHOWN_OTHERWISE, "redundancy.")
         compared = {key: value for key, value in flatten(config).items() if not key.startswith(ignored)}
@@ -85,7 +87,7 @@ class Recorded:
             "terms": json.dumps(config.method.terms),
             "ensemble": f"{size}-{config.structure}" + (f" x {config.samples}" if config.samples > 1 else ""),
             "average": evaluation.get("average", config.evaluate.average),
-            "members": evaluation.get("member_ids", list(range(config.num_predictors))),
+            "members": evaluation.get("member_ids", list(range(self.plan.num_predictors))),
         }
 
 
@@ -172,10 +174,11 @@ def rank(settings: Settings) -> tuple[str, int, str, float]:
 
 def read_run(run: Run) -> Recorded:
     try:
-        config = run.config()
+        plan = run.plan()
+        config = plan.resolve(run.config())
     except ValueError as error:
         raise ValueError(f"{run} is not a run of this version: {error}") from error
-    return Recorded(run, config, read_records(run.records_file), read_evaluation(run), read_gallery(run))
+    return Recorded(run, config, plan, read_records(run.records_file), read_evaluation(run), read_gallery(run))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

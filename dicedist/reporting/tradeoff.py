@@ -65,7 +65,7 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
         families.setdefault(json.dumps([fixed, chosen], sort_keys=True), []).append(group)
     lines = []
     for family in families.values():
-        values = [(group.runs[0].config.num_members, group.measure("ensemble", "accuracy")) for group in family]
+        values = [(group.runs[0].plan.num_members, group.measure("ensemble", "accuracy")) for group in family]
         points = [Point(size, accuracy.times(100)) for size, accuracy in sorted(values, key=itemgetter(0)) if accuracy]
         if len({point.x for point in points}) > 1:
             title, structure = family[0].settings["method.title"], family[0].runs[0].config.structure

@@ -295,7 +295,7 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
 
 def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
     """The optimisers of a part, by the name under which a checkpoint keeps their states."""
-    return {"optimizer": part.optimizer} | ({"second": part.second} if part.second is not None else {})
+    return part.optimizers
 
 
 def load_average(part: Part, tensors: Tensors) -> None:

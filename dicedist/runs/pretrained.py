@@ -19,6 +19,7 @@ from torch import Tensor
 from dicedist.algorithm.build import weightless
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
+from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 from dicedist.console.lines import say
 from dicedist.data.sources import Source
@@ -29,9 +30,9 @@ WRAPPED = ("state_dict", "model")  # where training scripts keep a state dict in
 LISTED = 3  # names of tensors in a message
 
 
-def choices(config: Config) -> list[Any]:
-    """For each member: null, true or a file."""
-    given, size = config.network.pretrained, config.num_members
+def choices(config: Config, size: int) -> list[Any]:
+    """Return for each of so many members: null, true or a file."""
+    given = config.network.pretrained
     if isinstance(given, list) and len(given) != size:
         raise ValueError(f"network.pretrained names {len(given)} weights for {size} members: name one for each")
     chosen = given if isinstance(given, list) else [given] * size
@@ -41,16 +42,12 @@ def choices(config: Config) -> list[Any]:
     return [None if each is False else each for each in chosen]
 
 
-def is_pretrained(config: Config) -> bool:
-    return any(each is not None for each in choices(config))
-
-
 class Pretrained:
     """The weights of a run's members, read as they are asked for; what members share is read once."""
 
-    def __init__(self, config: Config):
-        self.config, self.chosen = config, choices(config)
-        self.names = config.network.per_member or [config.network.name] * config.num_members
+    def __init__(self, config: Config, plan: Plan):
+        self.config, self.plan, self.chosen = config, plan, choices(config, plan.num_members)
+        self.names = config.network.per_member or [config.network.name] * plan.num_members
         self.read: dict[tuple[str, Any], tuple[Weights, str]] = {}
 
     def digests(self) -> list[str] | None:
@@ -66,14 +63,14 @@ class Pretrained:
         key = (self.names[member], self.chosen[member])
         if key not in self.read:
             weights = published(key[0]) if key[1] is True else saved(Path(key[1]))
-            network = weightless(self.config, self.config.num_members)[member]
+            network = weightless(self.config, self.plan)[member]
             refuse_another(weights, network, f"the weights of {key[0]}" if key[1] is True else str(key[1]))
             self.read[key] = weights, digest(weights)
         return self.read[key]
 
     def load(self, hosted: Hosted, expected: list[str], host: str) -> None:
         """Into the members hosted here and their trunk, which begins as that of member 0."""
-        network = weightless(self.config, self.config.num_members)
+        network = weightless(self.config, self.plan)
         for member in hosted.members:
             if self.chosen[member] is not None:
                 fill(hosted.member(member).encoder, network[member], self.checked(member, expected, host))
@@ -177,12 +174,12 @@ def digest(weights: Weights) -> str:
     return total.hexdigest()
 
 
-def normalised_as_published(source: Source, config: Config) -> Source:
-    """Pretrained members see images normalised as those that their weights were trained on."""
-    if not is_pretrained(config):
+def normalised_as_published(source: Source, config: Config, plan: Plan) -> Source:
+    """Normalize the images of pretrained members as those that their weights were trained on."""
+    chosen_by_member = choices(config, plan.num_members)
+    if all(each is None for each in chosen_by_member):
         return source
-    members = weightless(config, config.num_members)
-    pairs = zip(members, choices(config), strict=True)
+    pairs = zip(weightless(config, plan), chosen_by_member, strict=True)
     known = {network.origin.inputs for network, chosen in pairs if chosen is not None} - {None}
     if len({(inputs.mean, inputs.std) for inputs in known if inputs}) > 1:
         raise ValueError(

@@ -6,64 +6,79 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dicedist.cluster.placement import REPORTER
 from dicedist.cluster.process import attempt, this_rank
 from dicedist.config import Config, Scope, changed_keys, flatten, parse_config
 from dicedist.config.checks import CHANGEABLE
+from dicedist.config.plan import Plan
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.files import open_own, read_plain, replace_text
-from dicedist.runs.run import CONFIG, LARGEST_CONFIG, LARGEST_RECORDS, Run
+from dicedist.runs.run import CONFIG, LARGEST_CONFIG, LARGEST_RECORDS, PLAN, Run
 
 RATES = "schedules.learning_rate."
 FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
 
 
-def ensemble_size(config: Config) -> int | str:
-    """A continued run keeps its number of members on any number of ranks, unless the command sets ensemble.size."""
-    run, saved = Run.of(config), None
-    if config.ensemble.size == "auto" and config.resume != "never":
-        bucket = Bucket.of(config) if this_rank() == REPORTER else None
-        if os.path.exists(run.config_file):
-            saved = run.config()
-        elif bucket is not None:
-            saved = config_in(bucket)
-    return saved.ensemble.size if saved else config.ensemble.size
+class Saved(NamedTuple):
+    """The config and the plan of a run that was begun before."""
+
+    config: Config
+    plan: Plan
 
 
-def config_in(bucket: Bucket) -> Config | None:
-    """The config of the run that a bucket holds; None if it holds none."""
+def saved_in(run: Run, config: Config) -> Saved | None:
+    """Return what the run that this command continues has saved; None if there is nothing to continue."""
+    continues = config.resume != "never" and run.config_file.is_file()
+    return Saved(run.config(), run.plan()) if continues else None
+
+
+def saved_anywhere(run: Run, config: Config) -> Saved | None:
+    """Look into the bucket too, which only rank 0 asks."""
+    if run.config_file.exists() or config.resume == "never" or this_rank() != REPORTER:
+        return saved_in(run, config)
+    bucket = Bucket.of(config)
+    return saved_in_bucket(bucket) if bucket is not None else None
+
+
+def saved_in_bucket(bucket: Bucket) -> Saved | None:
+    """Return the config and the plan of the run that a bucket holds; None if it holds none."""
     try:
-        text = bucket.read(CONFIG, LARGEST_CONFIG)
+        texts = [bucket.read(name, LARGEST_CONFIG) for name in (CONFIG, PLAN)]
     except OSError as error:
         raise ValueError(str(error)) from error
-    return None if text is None else parse_config(text.decode(errors="replace"), Path(f"{bucket}/{CONFIG}"))
+    config, plan = (text.decode(errors="replace") if text is not None else None for text in texts)
+    if config is None:
+        return None
+    parsed = parse_config(config, Path(f"{bucket}/{CONFIG}"))
+    return Saved(parsed, Plan.of_older(parsed) if plan is None else Plan.parse(plan, f"{bucket}/{PLAN}"))
+
+
+def ensemble_size(config: Config) -> int | str:
+    """Return the number of members: a continued run keeps it on any number of ranks, unless the command sets it."""
+    found = saved_anywhere(Run.of(config), config) if config.ensemble.size == "auto" else None
+    return found.plan.num_members if found else config.ensemble.size
 
 
 def begins(run: Run, config: Config) -> bool:
-    """Whether it can be told already that there is nothing to continue from."""
+    """Tell if it is known already that there is nothing to continue from."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)
-
-
-def config_before(run: Run, config: Config) -> Config | None:
-    """That of the run that is continued, which knows what keys of the value auto have come to."""
-    continues = config.resume != "never" and run.config_file.is_file()
-    return run.config() if continues else None
 
 
 def find(
     run: Run,
     config: Config,
+    plan: Plan,
     data_digest: str,
     warn: Callable[[str], None],
     digests: Callable[[], list[str] | None] = lambda: None,
-) -> Checkpoint | None:
-    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start anew.
+) -> tuple[Checkpoint | None, Plan]:
+    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start; and the whole plan.
 
-    digests: of the pretrained weights, which are read only if the run begins; they go into its config.
+    digests: of the pretrained weights, which are read only if the run begins; they go into its plan.
     """
     saved = checkpoint.saved(run.checkpoints)
     begun = bool(saved) or has_records(run)
@@ -78,18 +93,18 @@ def find(
         raise ValueError(f"resume=must, but {reason}" if must else f"{reason}; choose another run.name")
     if found is None and attempt() > 0 and not run.launch_file.exists():
         warn(f"{run} is not here, though this launch has begun it: share run.dir between nodes, or set run.remote")
-    config.network.sha256 = digests() if found is None else run.config().network.sha256
+    plan = replace(plan, weights_sha256=digests() if found is None else run.plan().weights_sha256)
     if begun:
-        refuse_another_teacher(run, config)
-        before = refuse_another(run, config, found).run.remote
+        refuse_another_teacher(run, config, plan)
+        before = refuse_another(run, config, plan, found).run.remote
         if before and not config.run.remote:
             warn(f"{run} was also kept in {before}, and is not now: add run.remote={before}")
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
     checkpoint.discard(run.checkpoints)
-    run.save_config(config)
+    run.save_config(config, plan)
     replace_text(run.launch_file, this_launch())
-    return found
+    return found, plan
 
 
 def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -118,11 +133,11 @@ def mend_records(run: Run, found: Checkpoint, warn: Callable[[str], None]) -> No
         replace_text(run.records_file, copy.decode())
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(config: Config, plan: Plan) -> dict[str, Any]:
     """What tells a run from another, for its checkpoints."""
     return {
         "name": config.run.name, "seed": config.seed, "data": config.data.name, "method": config.method.name,
-        "members": config.ensemble.size,
+        "members": plan.num_members,
     }  # fmt: skip
 
 
@@ -155,9 +170,9 @@ def has_records(run: Run) -> bool:
     return run.records_file.exists() and run.records_file.stat().st_size > 0
 
 
-def refuse_another_teacher(run: Run, config: Config) -> None:
+def refuse_another_teacher(run: Run, config: Config, plan: Plan) -> None:
     """A teacher is known by its weights: it may have moved, but not have been trained further."""
-    before, now = run.config().teacher.sha256, config.teacher.sha256
+    before, now = run.plan().teacher_sha256, plan.teacher_sha256
     if before and now and before != now:
         raise ValueError(
             f"the ensemble in {config.teacher.run} is not the one that {run} has learnt from so far: bring back its "
@@ -165,11 +180,13 @@ def refuse_another_teacher(run: Run, config: Config) -> None:
         )
 
 
-def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> Config:
-    """Keys that may not change between two starts, unless the user allows it on purpose; that is recorded. Returns the
-    config of the start before."""
+def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | None) -> Config:
+    """Refuse changes of keys that make another run, unless the user allows them on purpose; that is recorded.
+
+    Returns the config of the start before.
+    """
     saved = run.config()
-    allowed = refuse_changes(saved, config, str(run))
+    allowed = refuse_changes(Saved(saved, run.plan()), Saved(config, plan), str(run))
     moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
     if saved.epochs != config.epochs and moves:
         raise ValueError(
@@ -177,7 +194,7 @@ def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> Config
             "another run.name (a run with schedules.scale=false and optimizer.schedule=step or constant may change its "
             "epochs, any run its max_steps)"
         )
-    if found is not None and found.about.get("run", identity(config)) != identity(config):
+    if found is not None and found.about.get("run", identity(config, plan)) != identity(config, plan):
         raise ValueError(f"{found.path} belongs to another run: {found.about['run']}")
     if allowed:
         line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
@@ -186,10 +203,10 @@ def refuse_another(run: Run, config: Config, found: Checkpoint | None) -> Config
     return saved
 
 
-def refuse_changes(saved: Config, config: Config, where: str) -> list[str]:
-    """The changes that the user allows."""
-    changed = changed_keys(compared(saved), compared(config), FIXED)
-    allowed = [line for line in changed if line.partition(":")[0] in config.resuming.allow]
+def refuse_changes(saved: Saved, now: Saved, where: str) -> list[str]:
+    """Return the changes that the user allows."""
+    changed = changed_keys(compared(saved), compared(now), FIXED)
+    allowed = [line for line in changed if line.partition(":")[0] in now.config.resuming.allow]
     if refused := [line for line in changed if line not in allowed]:
         hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
         raise ValueError(
@@ -198,20 +215,29 @@ def refuse_changes(saved: Config, config: Config, where: str) -> list[str]:
     return allowed
 
 
-def refuse_foreign(saved: Config, config: Config, where: str, begun: bool) -> None:
-    """Before anything of a run is copied from a bucket to the disk or back: it must be this run."""
+def refuse_foreign(saved: Saved, config: Config, where: str, begun: bool) -> None:
+    """Refuse another run before anything of it is copied from a bucket to the disk or back."""
     if begun and config.resume == "never" and not restarted(Run.of(config)):
         raise ValueError(f"{where} holds a run already: choose another run.name, or leave out resume=never")
-    network = replace(config.network, sha256=saved.network.sha256)  # which `find` compares
-    pairs = saved.redundancy.max_pairs if config.redundancy.max_pairs == "auto" else config.redundancy.max_pairs
-    redundancy = replace(config.redundancy, max_pairs=pairs)  # what auto has come to is known by the run
-    refuse_changes(saved, replace(config, network=network, redundancy=redundancy), where)
+    size, pairs = config.ensemble.size, config.redundancy.max_pairs
+    asked = replace(
+        saved.plan,
+        num_members=saved.plan.num_members if isinstance(size, str) else size,
+        max_pairs=saved.plan.max_pairs if isinstance(pairs, str) else pairs,
+    )
+    refuse_changes(saved, Saved(config, asked), where)
 
 
-def compared(config: Config) -> dict[str, Any]:
-    """Every key, but of the learning rates that have names only the chosen one: a later version may know others."""
+def compared(run: Saved) -> dict[str, Any]:
+    """Return every key with its resolved value; of the named learning rates only the chosen one.
+
+    A later version may know other rates. Digests are compared by `find`, and shapes follow from the data.
+    """
+    config, plan = run
     chosen = {f"{RATES}{name}" for name in (config.optimizer.lr, "paper")}  # a number scales the paper's
-    return {key: value for key, value in flatten(config).items() if key in chosen or not key.startswith(RATES)}
+    flat = flatten(plan.resolve(config))
+    known = {key: value for key, value in flat.items() if key in chosen or not key.startswith(RATES)}
+    return known | dict.fromkeys(("network.inputs", "network.pixels", "network.sha256", "teacher.sha256"))
 
 
 def may_change(line: str) -> bool:

@@ -1,7 +1,8 @@
 """The folder of a run, with a name for every file in it. No other module builds a path inside it.
 
 runs/NAME/
-    config.yaml environment.json        what it was asked to do, and where it was done
+    config.yaml plan.json               what it was asked to do, and what that resolved to
+    environment.json                    where it was done
     metrics.jsonl                       records, the same for every run of one config and seed, however often it stopped
     system.jsonl                        what depends on the machine: pace, load, memory
     checkpoints/step-00001200/          checkpoint.py
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from dicedist.config import Config, parse_config, to_yaml
+from dicedist.config.plan import Plan
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.files import read_json, read_plain, replace_json, replace_text
 
-CONFIG = "config.yaml"
+CONFIG, PLAN = "config.yaml", "plan.json"
 LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
 
 
@@ -129,6 +131,10 @@ class Run(Results):
         return self.directory / CONFIG
 
     @property
+    def plan_file(self) -> Path:
+        return self.directory / PLAN
+
+    @property
     def environment_file(self) -> Path:
         return self.directory / "environment.json"
 
@@ -192,8 +198,8 @@ class Run(Results):
     def travelling(self) -> list[Path]:
         """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
         return [
-            self.config_file, self.environment_file, self.changes_file, self.launch_file, self.records_file,
-            self.system_file, self.mirror_file, *self.files,
+            self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,
+            self.records_file, self.system_file, self.mirror_file, *self.files,
         ]  # fmt: skip
 
     @property
@@ -207,7 +213,19 @@ class Run(Results):
             raise ValueError(f"{self.config_file} is missing or damaged ({error})") from error
         return parse_config(text, self.config_file)
 
-    def save_config(self, config: Config) -> None:
+    def plan(self) -> Plan:
+        """What its config resolved to; a run from before there were plans has it in its config."""
+        if not self.plan_file.exists():
+            return Plan.of_older(self.config())
+        try:
+            text = read_plain(self.plan_file, LARGEST_CONFIG).decode()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.plan_file} is damaged ({error})") from error
+        return Plan.parse(text, self.plan_file)
+
+    def save_config(self, config: Config, plan: Plan) -> None:
+        """The config comes last: it says that there is a run."""
+        replace_text(self.plan_file, plan.to_json())
         replace_text(self.config_file, to_yaml(config))
 
     def newest_checkpoint(self, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:

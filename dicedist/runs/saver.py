@@ -40,7 +40,7 @@ class Saver:
         run: Run,
         config: CheckpointConfig,
         steps_per_epoch: int,
-        parts: Sequence[Part],
+        parts: Callable[[], Sequence[Part]],
         control: Control,
         step: int,
         warn: Callable[[str], None],
@@ -73,8 +73,12 @@ class Saver:
         """All ranks call this between the same two steps. about: what rank 0 writes into the manifest."""
         self.step, self.begun_at, self.about, self.records = step, time.monotonic(), about, records
         self.busy, self.failed = True, False
-        snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts}
+        snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts()}
         self.writing = self.thread.submit(self.write, step, snapshots)
+
+    def forget(self) -> None:
+        """Let the next save of the same step be written: it holds more parts."""
+        self.step = -1
 
     def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
         files: checkpoint.Files = {}

@@ -84,7 +84,7 @@ class Uploads(NoUploads):
     def bring_back(self) -> None:
         """The bucket is ahead of a disk that is new, or that was not there when the run went on elsewhere."""
         there = self.bucket.listed()
-        saved = resume.config_in(self.bucket)
+        saved = resume.saved_in_bucket(self.bucket)
         if saved is None:
             return
         steps, held = {*copies.manifests(self.bucket, there)}, self.run.newest_checkpoint()
@@ -92,7 +92,8 @@ class Uploads(NoUploads):
         missing = named in steps if named else bool(steps) and (held is None or max(steps) > held.step)
         resume.refuse_foreign(saved, self.config, str(self.bucket), begun=bool(steps))
         if self.run.exists():
-            resume.refuse_foreign(self.run.config(), self.config, str(self.run), begun=False)
+            held_here = resume.Saved(self.run.config(), self.run.plan())
+            resume.refuse_foreign(held_here, self.config, str(self.run), begun=False)
             if not missing:
                 return
         if missing:

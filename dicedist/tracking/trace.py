@@ -12,17 +12,7 @@ from dicedist.algorithm.spans import listening
 WAIT, WARM_UP, TRACED = 3, 2, 5  # steps that are left out, that warm the profiler up, and that are kept
 
 
-class SilentTrace:
-    """The base class does nothing, for runs that are not traced."""
-
-    def step(self) -> None:
-        """A step has ended."""
-
-    def close(self) -> None:
-        """Training has ended, perhaps before the trace was whole."""
-
-
-class Trace(SilentTrace):
+class Trace:
     def __init__(self, path: Path, device: torch.device):
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it prints an error, which is none
         self.path, self.steps, self.open = path, 0, contextlib.ExitStack()
@@ -33,6 +23,7 @@ class Trace(SilentTrace):
         self.open.enter_context(self.profiler)
 
     def step(self) -> None:
+        """Count a step that has ended."""
         if self.steps < WAIT + WARM_UP + TRACED:
             self.profiler.step()
             self.steps += 1
@@ -44,4 +35,5 @@ class Trace(SilentTrace):
         traced.export_chrome_trace(str(self.path))
 
     def close(self) -> None:
+        """End the trace, perhaps before it is whole."""
         self.open.close()

@@ -6,7 +6,8 @@ import pytest
 import torch
 import yaml
 
-from dicedist.algorithm import build
+from dicedist.algorithm import checks
+from dicedist.algorithm.companion import TaughtMember
 from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
@@ -27,6 +28,7 @@ from tests.support.steps import (
     build_step,
     configured,
     gradients_of,
+    plan_of,
     side_for,
 )
 
@@ -53,7 +55,7 @@ def assert_equals_reference(config, size=11):
         copy.deepcopy(hosted.shared_modules),
         copy.deepcopy(hosted.w),
         config,
-        [copy.deepcopy(hosted.companion(i)) for i in hosted.companions],
+        [copy.deepcopy(part.companion.module) for part in taught_members(hosted)],
     )
     seen = {}
     fused = [hosted.discriminator] if step.method.fusing and hosted.discriminator else []
@@ -84,7 +86,7 @@ def assert_equals_reference(config, size=11):
         torch.testing.assert_close(
             seen[part][name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=f"{part} {name}": f"{n}: {m}"
         )
-    if not hosted.companions:
+    if not taught_members(hosted):
         return
     for member, (fool, of_encoder, tell, of_judge) in enumerate(reference.lessons(batch.images[0], noise)):
         for name, value in (("lesson", fool), ("companion", tell)):
@@ -97,11 +99,15 @@ def assert_equals_reference(config, size=11):
                 )
 
 
+def taught_members(hosted):
+    return [part for part in hosted.members.values() if isinstance(part, TaughtMember)]
+
+
 def watch_lessons(step):
     """By member with a companion: the gradients at the steps of its second optimiser, and of the companion's."""
     seen = {}
-    for member, companion in step.hosted.companions.items():
-        part, found = step.hosted.members[member], ({}, {})
+    for member, part in enumerate(taught_members(step.hosted)):
+        companion, found = part.companion, ({}, {})
         part.second.register_step_pre_hook(
             lambda *_, m=part.module.encoder, into=found[0]: into.update(gradients_of(m))
         )
@@ -227,7 +233,7 @@ def test_a_rank_receives_only_what_it_needs(method, ranks, expected):
         (("method=gal", "compile=true"), 2, 1, "second derivatives, which are lost here: write compile=false"),
         (("method=gpmr", "ensemble.replicas=2"), 2, 2, "write ensemble.replicas=1"),
         (("method=gal", "precision=fp16"), 2, 1, "write precision=bf16"),
-        (("method=afd", "compile=true"), 2, 1, "a batch twice, for two optimisers, .*: write compile=false"),
+        (("method=afd", "compile=true"), 2, 1, "a batch twice, for two optimizers, .*: write compile=false"),
         (("method=afd", "ensemble.replicas=2"), 2, 2, "write ensemble.replicas=1"),
         (("method=afd", "precision=fp16"), 2, 1, "write precision=bf16"),
         (("method=afd", "optimizer.accumulate=2"), 2, 1, "write optimizer.accumulate=1"),
@@ -245,7 +251,7 @@ def test_misfits_are_one_line(options, size, ranks, line):
     config = configured(size, *options)
     method = Method(config.method)
     with pytest.raises(ValueError, match=line) as raised:
-        build.check_members(config, method, size, min(ranks, size), 1)
+        checks.check_members(config, method, plan_of(config), min(ranks, size), 1)
     assert "\n" not in str(raised.value)
 
 
@@ -260,7 +266,7 @@ def test_misfits_are_one_line(options, size, ranks, line):
 def test_a_discriminator_that_cannot_be_divided(options, shares, line):
     config = configured(3, *options, f"redundancy.ranks={shares}")
     with pytest.raises(ValueError, match=line):
-        build.check_members(config, Method(config.method), 3, 3, shares)
+        checks.check_members(config, Method(config.method), plan_of(config), 3, shares)
 
 
 @pytest.mark.parametrize(

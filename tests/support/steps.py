@@ -5,12 +5,14 @@ from dataclasses import replace
 import torch
 
 from dicedist.algorithm.batch import Batch, share
+from dicedist.algorithm.build import Extent
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
 from dicedist.cluster.assembly import assemble
 from dicedist.cluster.placement import place
 from dicedist.cluster.world import World
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 
 K, B, STEPS_PER_EPOCH = 10, 24, 4
 CPU = torch.device("cpu")
@@ -64,13 +66,18 @@ def share_of(batch, step):
     return replace(batch, rows=rows, labels_B=batch.labels_B[rows], images=[view[rows] for view in batch.images])
 
 
+def plan_of(config):
+    """The plan of a config whose size is a number."""
+    side, inputs = config.data.size, config.network.inputs
+    return Plan.of(config, config.ensemble.size, (3, side, side) if inputs is None else (inputs,))
+
+
 def build_step(config, rank=0, world_size=1, num_classes=K, device=CPU):
-    needs_w = Method(config.method).counterpart is not None
+    method = Method(config.method)
     size, replicas = config.ensemble.size, config.ensemble.replicas
-    placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
-    step = assemble(config, placement, World(rank, world_size, device), num_classes, STEPS_PER_EPOCH)[0]
-    step.teacher = teacher_of_three if step.method.asks_teacher else None
-    return step
+    placement = place(world_size, size, method.counterpart is not None, replicas, ranks_of_w=config.redundancy.ranks)
+    world, extent = World(rank, world_size, device), Extent(num_classes, STEPS_PER_EPOCH)
+    return assemble(config, method, plan_of(config), placement, world, extent, teacher_of_three)
 
 
 def teacher_of_three(images):

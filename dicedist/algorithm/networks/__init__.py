@@ -19,18 +19,22 @@ for _module in pkgutil.iter_modules(__path__):
 FOREIGN: dict[str, Callable[[str, str | None], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
 
 
-def build(config: NetworkConfig) -> Network:
-    """Random weights: what is pretrained is loaded once, when a run begins (dicedist.runs.pretrained)."""
-    network = whole(config)
+def build(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
+    """Build a network with random weights: pretrained ones are loaded when a run begins (dicedist.runs.pretrained).
+
+    input_shape: of one input, (3, rows, columns) of an image or (values,) of a vector.
+    """
+    network = whole(config, input_shape)
     if config.feature_dim is not None:
         project(network, config.feature_dim)
     freeze(network, config.freeze)
     return network
 
 
-def whole(config: NetworkConfig) -> Network:
+def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
+    reads_vectors = len(input_shape) == 1
     library, _, name = config.name.partition("/")
-    if config._target_ is None and library in FOREIGN and config.inputs is None:
+    if config._target_ is None and library in FOREIGN and not reads_vectors:
         return FOREIGN[library](name, config.split)
     if config.split is not None:
         raise ValueError(
@@ -39,8 +43,8 @@ def whole(config: NetworkConfig) -> Network:
     if config._target_ is not None:
         return from_target(config._target_, config.trusted)
     if config.name == "mlp":
-        return mlp(config)
-    if config.inputs is not None:
+        return mlp(config, input_shape)
+    if reads_vectors:
         raise ValueError(f"{config.name} reads images, and the data are vectors: write network=mlp")
     if config.name in NETWORKS:
         return NETWORKS[config.name]()
@@ -49,13 +53,13 @@ def whole(config: NetworkConfig) -> Network:
     )
 
 
-def build_member(config: NetworkConfig, member: int) -> Network:
-    """The network of one member: `per_member[member]` where members differ."""
+def build_member(config: NetworkConfig, member: int, input_shape: tuple[int, ...]) -> Network:
+    """Build the network of one member: `per_member[member]` where members differ."""
     if config.per_member is None:
-        return build(config)
+        return build(config, input_shape)
     if member >= len(config.per_member):
         named = len(config.per_member)
         raise ValueError(
             f"network.per_member names {named} networks, but there is a member {member}: name one for each"
         )
-    return build(replace(config, name=config.per_member[member], _target_=None))
+    return build(replace(config, name=config.per_member[member], _target_=None), input_shape)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dicedist.algorithm.networks.layers import layers
-from dicedist.algorithm.networks.network import Inputs, Network, Origin
+from dicedist.algorithm.networks.network import Inputs, Network, Origin, Outputs
 from dicedist.algorithm.networks.split import cut, split_points, width_of
 
 
@@ -22,8 +22,8 @@ class Unsplit(Network):
         self.name = name
         self.origin = origin or Origin()
 
-    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return self.projected(self.body(images_BCHW)), None, None
+    def outputs(self, images_BCHW: Tensor) -> Outputs:
+        return Outputs(self.projected(self.body(images_BCHW)), None, None)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in ("trunk", "tail", "trunk_dim"):

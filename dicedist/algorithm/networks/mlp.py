@@ -3,6 +3,7 @@
 Legend: B inputs, V values of an input.
 """
 
+import math
 from collections.abc import Callable
 
 from torch import nn
@@ -13,18 +14,13 @@ from dicedist.config.schema import NetworkConfig
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": nn.Identity}
 
 
-def mlp(config: NetworkConfig) -> Network:
-    """Vectors [B, V] or images [B, 3, pixels, pixels] to features [B, width].
+def mlp(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
+    """Map vectors [B, V] or images [B, 3, rows, columns] to features [B, width].
 
     Dropout is between layers, never on the features themselves.
     """
     assert config.width is not None and config.depth is not None and config.norm is not None
-    if config.inputs is not None:
-        values, flat = config.inputs, []
-    elif config.pixels is not None:
-        values, flat = 3 * config.pixels**2, [nn.Flatten()]
-    else:
-        raise ValueError("network=mlp: write network.inputs=VALUES or network.pixels=SIDE; a training reads its data")
+    values, flat = math.prod(input_shape), [] if len(input_shape) == 1 else [nn.Flatten()]
     widths = [values] + [config.width] * config.depth
     layers = [
         layer(inputs, outputs, config.norm, (config.dropout or 0.0) if place else 0.0)

@@ -4,6 +4,7 @@ What a tail ends with behind its last map, a pooling without weights, is kept ap
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -30,6 +31,12 @@ class Origin:
     undecayed: frozenset[str] = frozenset()  # parameters that must not decay, beside norms and biases
 
 
+class Outputs(NamedTuple):
+    features_BD: Tensor
+    trunk_BCHW: Tensor | None  # the output of the trunk; of a branch, its input; None without a split point
+    map_BCHW: Tensor | None  # the last map before pooling; None if the network has none
+
+
 class Network(nn.Module):
     """Maps images [B, 3, H, W] or vectors [B, V] to features [B, feature_dim]; the classifier belongs to the member.
 
@@ -49,18 +56,14 @@ class Network(nn.Module):
         self.origin = origin or Origin()
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        return self.read(images_BCHW)[0]
+        return self.outputs(images_BCHW).features_BD
 
-    def read(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The features, the trunk's output that they were read from, and the last map before pooling.
-
-        None for what the network does not have.
-        """
+    def outputs(self, images_BCHW: Tensor) -> Outputs:
         shared_BCHW = self.trunk(images_BCHW)
         last = self.tail(shared_BCHW)
         if self.pool is None:
-            return self.projected(last), shared_BCHW, None
-        return self.projected(self.pool(last)), shared_BCHW, last
+            return Outputs(self.projected(last), shared_BCHW, None)
+        return Outputs(self.projected(self.pool(last)), shared_BCHW, last)
 
     def projected(self, features_BD: Tensor) -> Tensor:
         return features_BD if self.projection is None else self.projection(features_BD)

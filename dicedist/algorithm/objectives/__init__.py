@@ -1,4 +1,4 @@
-"""What members minimise: a method is a list of terms, with one file per term.
+"""Objectives of members: a method is a list of terms, with one file per term.
 
 The module of a term defines a class `Term`. Its options come from the method's YAML, as keyword arguments:
 
@@ -12,7 +12,8 @@ differentiable and its peers' fields constant, which gives exactly its own parti
 share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over members
 gives the whole derivative, and nothing is counted twice. A module that acts on several members' fields at once is a
 part of its own, hosted like the discriminator (CounterpartTerm): it reads fields, and answers every member. A module
-that one member needs for itself, and that has a loss and an optimiser of its own, is the member's companion.
+that one member needs for itself, and that has a loss and an optimizer of its own, is the member's companion. A term
+that reads more of a member than its features and logits names a probe (dicedist.algorithm.probes).
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -28,8 +29,9 @@ from dicedist.algorithm.by_name import class_of, construct
 from dicedist.algorithm.companion import Companion
 from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Encoding, Member
-from dicedist.algorithm.messages import Fields, Sizes, Traffic
+from dicedist.algorithm.messages import Answers, Fields, Sizes, Traffic, Values
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.targets import Targets
 from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
@@ -46,7 +48,11 @@ class View:
     targets: Targets
     shared: nn.ModuleDict | None = None  # the modules that all members share
     fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
-    answers: Fields = field(default_factory=dict)  # of the counterpart: gradients of own fields, by name, and values
+    answers: Answers = field(default_factory=Answers)  # of the counterpart
+
+    def named(self, values: Mapping[str, Tensor]) -> Values:
+        """Name the member's values for the records."""
+        return {f"member_{self.index}/{name}": value.detach() for name, value in values.items()}
 
     @property
     def labels_B(self) -> Tensor:
@@ -60,83 +66,83 @@ class View:
 
 
 class Objective:
-    """A term of a method. The class attributes say what it needs from the rest of the system."""
+    """A term of a method. The attributes say what it needs from the rest of the system."""
 
     sends: ClassVar[tuple[str, ...]] = ()
-    least: int = 1  # the minimum number of members
-    prior: ClassVar[str | None] = None  # the bottleneck's backward encoder: "class", "shared", or "standard" for none
+    min_members: int = 1
     follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
-    student: bool = False  # the last member learns from the others and can be used alone
-    mixes: ClassVar[bool] = False  # whether it is defined for inputs that are mixed of two classes
-    averages_trunk: ClassVar[bool] = False  # the gradient is divided by M where branches leave the trunk
-    asks_average: ClassVar[bool] = False  # reads the logits of the moving average of the weights
-    asks_maps: ClassVar[bool] = False  # reads the last maps before pooling
-    takes_lessons: ClassVar[bool] = False  # companions teach encoders by a second optimiser
-    fuses: ClassVar[str | None] = None  # the field of all members that a classifier of the whole ensemble reads
-    fused_by: ClassVar[tuple[str, str]] = ("", "")  # the part that holds that classifier, and its name there
-    asks_teacher: ClassVar[bool] = False  # reads the logits of a teacher, which the configuration names
-    differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
-    weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
+    mixes: ClassVar[bool] = False  # defined for inputs that are mixed of two classes
+    probes: ClassVar[tuple[type[Probe], ...]] = ()  # read more of a member than its features and logits
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        """Named parts of the member's loss, each a scalar with its weight applied; none by default."""
+        """Return named parts of the member's loss, each a scalar with its weight applied; none by default."""
         return {}
 
-    def check(self, networks: Sequence[Network]) -> None:
-        """ValueError if the members' networks do not suit the term."""
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
+        """Raise a ValueError if the term cannot be trained so; networks and sizes: of all members, without weights."""
 
-    def check_maps(self, maps: Sequence[tuple[int, int, int]]) -> None:
-        """ValueError if the term cannot read maps of these channels, rows and columns together."""
+    def prior_rows(self, num_classes: int) -> int | None:
+        """Return the number of means of the bottleneck's backward encoder; None: the term needs no bottleneck."""
+        return None
 
-    def check_teacher(self, num_taught: int, num_members: int) -> None:
-        """ValueError if a teacher of so many members does not suit a training of so many."""
+    def student(self, num_members: int) -> int | None:
+        """Return the member that learns from the others and can be used alone, if the term trains one."""
+        return None
 
     def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        """The fields of the speaker that the listener must see."""
+        """Return the fields of the speaker that the listener must see."""
         return self.sends
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
-        """Modules that all members share; `networks` are the members' networks, without weights."""
+        """Build the modules that all members share; `networks` are the members' networks, without weights."""
         return {}
 
     def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
-        """What lives with a member and is trained beside it."""
+        """Build the module that lives with a member and is trained with it."""
         return None
+
+    fuses: ClassVar[str | None] = None  # (moves into a Fusion value)
+    fused_by: ClassVar[tuple[str, str]] = ("", "")
 
     @staticmethod
     def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        """The classifier of a term that `fuses`: it makes logits of that field, one [B, width] of every member."""
         raise NotImplementedError
 
     def fields(self, view: View) -> Fields:
-        """The fields that a member sends in addition to its encoding; nothing has been gathered yet."""
+        """Return the fields that a member sends in addition to its encoding; nothing has been gathered yet."""
         return {}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
-        """For each of those fields, the floats per input of each member."""
+        """For each of those fields, return the floats per input of each member."""
         return {}
-
-    def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float]:
-        """A weight for each member from the held-out images, which `take_weights` receives on every rank."""
-        raise NotImplementedError
-
-    def take_weights(self, weights: Sequence[float], shared: nn.ModuleDict) -> None:
-        raise NotImplementedError
 
 
 class CounterpartTerm(Objective):
     """A term with a counterpart of all members: the step gathers what it reads, and sends its answers back."""
 
     part: ClassVar[str] = "discriminator"  # what the counterpart is called, and saved as
-    conditional: bool | None = None  # whether it is told the class; None: it does not estimate redundancy
-    answers: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers with, and what else it tells
+    conditional: bool | None = None  # w knows the class; None: the counterpart does not estimate redundancy
+    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers
+    outputs: tuple[str, ...] = ()  # what else it answers
 
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
-        """The fields that it reads from each member, as far as members have them."""
+        """Return the fields that it reads from each member, as far as members have them."""
         raise NotImplementedError
 
     def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Counterpart:
         """sizes: of the members that it reads, in their order."""
+        raise NotImplementedError
+
+
+class WeighingTerm(Objective):
+    """A term that weighs members by their predictions for the held-out inputs, after every validation."""
+
+    def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float] | None:
+        """Called on rank 0: return a weight for each member; None if the term's options need none."""
+        raise NotImplementedError
+
+    def take_weights(self, weights: Sequence[float], shared: nn.ModuleDict) -> None:
+        """Called on every rank that hosts members, with the weights of rank 0."""
         raise NotImplementedError
 
 
@@ -161,45 +167,31 @@ class Method:
         return next((term for term in self.terms if term.fuses is not None), None)
 
     @property
-    def weighing(self) -> Objective | None:
-        return next((term for term in self.terms if term.weighs_on_validation), None)
+    def weighing(self) -> WeighingTerm | None:
+        return next((term for term in self.terms if isinstance(term, WeighingTerm)), None)
 
     @property
-    def asks_average(self) -> bool:
-        return any(term.asks_average for term in self.terms)
+    def probes(self) -> dict[type[Probe], Objective]:
+        """The probes of all terms, each with the first term that names it."""
+        return {kind: term for term in reversed(self.terms) for kind in term.probes}
 
     @property
-    def asks_maps(self) -> bool:
-        return any(term.asks_maps for term in self.terms)
-
-    @property
-    def takes_lessons(self) -> bool:
-        return any(term.takes_lessons for term in self.terms)
-
-    @property
-    def asks_teacher(self) -> bool:
-        return any(term.asks_teacher for term in self.terms)
-
-    @property
-    def differentiates_pixels(self) -> bool:
-        return any(term.differentiates_pixels for term in self.terms)
+    def keeps(self) -> tuple[str, ...]:
+        """The outputs of networks that probes read."""
+        return tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
 
     @property
     def follows(self) -> set[str]:
         return {name for term in self.terms for name in term.follows}
 
-    @property
-    def averages_trunk(self) -> bool:
-        return any(term.averages_trunk for term in self.terms)
-
     def prior_rows(self, num_classes: int) -> int | None:
-        """Means of the backward encoder; None: members are deterministic and have no bottleneck."""
-        priors = [term.prior for term in self.terms if term.prior is not None]
-        return max(({"class": num_classes, "shared": 1, "standard": 0}[prior] for prior in priors), default=None)
+        """Return the number of means of the backward encoder; None: members are deterministic, without bottleneck."""
+        rows = (term.prior_rows(num_classes) for term in self.terms)
+        return max((number for number in rows if number is not None), default=None)
 
     def student(self, num_members: int) -> int | None:
-        """The member that is used alone at inference, if the method trains one for that."""
-        return num_members - 1 if any(term.student for term in self.terms) else None
+        """Return the member that is used alone at inference, if the method trains one for that."""
+        return next((found for term in self.terms if (found := term.student(num_members)) is not None), None)
 
     def compared(self, num_members: int) -> range:
         """The members whose features the discriminator compares: all but the student."""
@@ -221,7 +213,8 @@ class Method:
             heard={(one, other): self.hears(one, other, len(members)) for one in members for other in members},
             features=tuple(name for name in wanted if sampled or name != "scale"),
             compared=self.compared(len(members)),
-            answers=self.counterpart.answers if self.counterpart else (),
+            gradients=self.counterpart.gradients if self.counterpart else (),
+            outputs=self.counterpart.outputs if self.counterpart else (),
         )
 
     def widths(self, sizes: Sequence[Sizes], num_classes: int) -> dict[str, Sequence[int]]:
@@ -262,32 +255,19 @@ class Method:
                 "loss.cutmix mix two: leave them out"
             )
 
-    def check_teacher(self, num_taught: int, num_members: int) -> None:
-        for term in self.terms:
-            term.check_teacher(num_taught, num_members)
-
-    def check(self, networks: Sequence[Network]) -> None:
-        """ValueError if the method cannot train such an ensemble."""
-        least = max(term.least for term in self.terms)
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
+        """Raise a ValueError if the method cannot train such an ensemble."""
+        least = max(term.min_members for term in self.terms)
         if len(networks) < least:
             raise ValueError(
                 f"method={self.name} needs at least {least} members, got {len(networks)}: write ensemble.size={least}"
             )
+        if config.loss.mixup or config.loss.cutmix:
+            self.refuse_mixed()
+        for probe in self.probes:
+            probe.check(config)
         for term in self.terms:
-            term.check(networks)
-
-    def check_maps(self, sizes: Sequence[Sizes]) -> None:
-        """ValueError if a term reads maps that members do not have, or that do not fit each other."""
-        if not self.asks_maps:
-            return
-        maps = [size.map for size in sizes if size.map is not None]
-        if len(maps) < len(sizes):
-            raise ValueError(
-                f"method={self.name} reads the maps before pooling, which this network does not show: write "
-                "network=resnet32, wrn28_2 or another of dicedist's own for images"
-            )
-        for term in self.terms:
-            term.check_maps(maps)
+            term.check(config, networks, sizes)
 
 
 def build(name: str, options: Mapping[str, Any]) -> Objective:

@@ -7,7 +7,7 @@ from dicedist.algorithm.objectives import Objective
 
 
 class Distillation(Objective):
-    least = 2
+    min_members = 2
     mixes = True
 
     def __init__(self, temperature: float):

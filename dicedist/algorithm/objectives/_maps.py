@@ -8,19 +8,29 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dicedist.algorithm.member import full
 from dicedist.algorithm.messages import Fields, Sizes
+from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.probes import LastMap
+from dicedist.config.schema import Config
 
 MapShape = tuple[int, int, int]  # C, H, W
 
 
 class OnMaps(Distillation):
-    asks_maps = True
+    probes = (LastMap,)
+
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
+        if any(size.map is None for size in sizes):
+            raise ValueError(
+                f"method={config.method.name} reads the maps before pooling, which this network does not show: write "
+                "network=resnet32, wrn28_2 or another of dicedist's own for images"
+            )
 
     def fields(self, view: View) -> Fields:
-        assert view.own.map_BCHW is not None
-        return {"map": view.own.map_BCHW.flatten(1)}
+        return {"map": full(view.own.probed["map"]).flatten(1)}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {"map": [math.prod(shape) for shape in map_shapes(sizes)]}

@@ -7,28 +7,45 @@ others; g_n is the gradient of the sum over the batch, as in public implementati
 Legend: M members, B inputs, X pixels, P pairs of members.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import Views
+from dicedist.algorithm.member import Encoding
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.objectives import Objective, View
+from dicedist.algorithm.probes import Probe, refuse_settings
+from dicedist.config.schema import Config
 
 TINY = 1e-8  # below which a gradient has no direction
 
 
+class Pixels(Probe):
+    """The images that each member read, as `probed["images"]`, with respect to which its loss can be differentiated."""
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        refuse_settings(config, "needs second derivatives, which are lost here")
+
+    def on_images(self, images: Views) -> Views:
+        return images.apart().map(lambda view: view.detach().requires_grad_())
+
+    def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
+        for member, own in encodings.items():
+            own.probed["images"] = images[member]
+
+
 class OnPixelGradients(Objective):
     sends = ("pixel_gradient",)
-    least = 2
-    differentiates_pixels = True
+    min_members = 2
+    probes = (Pixels,)
 
     def fields(self, view: View) -> Fields:
-        images_BCHW = view.own.images_BCHW
-        assert images_BCHW is not None
         loss = F.cross_entropy(view.own.logits_BK, view.labels_B, reduction="sum")
-        (gradient_BCHW,) = torch.autograd.grad(loss, images_BCHW, create_graph=True)
+        (gradient_BCHW,) = torch.autograd.grad(loss, view.own.probed["images"], create_graph=True)
         return {"pixel_gradient": gradient_BCHW.flatten(1)}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ from dicedist.algorithm.schedules import Moment
 
 class Term(Objective):
     sends = ("logits",)
-    least = 2
+    min_members = 2
 
     def __init__(self, alpha: float, beta: float, ramp_up: bool = False):
         """ramp_up: both terms grow with the ramp-up, as in the paper's tables; their own paper has none."""

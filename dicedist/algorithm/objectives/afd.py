@@ -22,7 +22,9 @@ from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
 from dicedist.algorithm.optimizers import RATE, set_rate
+from dicedist.algorithm.probes import refuse_settings
 from dicedist.algorithm.schedules import Knots, Moment, piecewise_constant
+from dicedist.config.schema import Config
 
 SLOPE = 0.2
 
@@ -78,8 +80,6 @@ class Judge(Companion):
 
 
 class Term(OnMaps):
-    takes_lessons = True
-
     def __init__(
         self,
         temperature: float,
@@ -98,12 +98,12 @@ class Term(OnMaps):
         self.rates, self.weight_decay, self.spares_norms = rates, weight_decay, spares_norms
         self.follows = ("ramp_up",) if ramp_up else ()
 
-    def check(self, networks: Sequence[Network]) -> None:
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
         if any(network.pool is not None and not network.extractor for network in networks):
             raise ValueError("afd teaches encoders, and network.freeze leaves nothing of them to learn: freeze less")
-
-    def check_maps(self, maps: Sequence[MapShape]) -> None:
-        if len(found := sorted({"x".join(map(str, shape)) for shape in maps})) > 1:
+        refuse_settings(config, "differentiates a batch twice, for two optimizers, which cannot be done here")
+        super().check(config, networks, sizes)
+        if len(found := sorted({"x".join(map(str, shape)) for shape in map_shapes(sizes)})) > 1:
             raise ValueError(
                 f"afd compares maps of one shape, and members have {' and '.join(found)}: leave out "
                 "network.per_member, or name networks of one family"

@@ -6,15 +6,26 @@ where the branches leave the trunk.
 
 from torch import Tensor
 
+from dicedist.algorithm.batch import Views
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
+
+
+class DividedTrunk(Probe):
+    """Divides the gradient by M where branches leave the trunk."""
+
+    def on_branches(self, outputs: Views) -> Views:
+        for output in (each for each in outputs.tensors if each.requires_grad):  # the trunk may be frozen
+            output.register_hook(lambda gradient: gradient / self.num_members)
+        return outputs
 
 
 class Term(Distillation):
     follows = ("ramp_up",)
     sends = ("logits",)
-    averages_trunk = True
+    probes = (DividedTrunk,)
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         others = [member for member in range(view.num_members) if member != view.index]

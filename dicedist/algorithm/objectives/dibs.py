@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from dicedist.algorithm.blockwise import SLOPE
 from dicedist.algorithm.counterpart import Counterpart, Read
 from dicedist.algorithm.discriminator import HIDDEN, LAST
-from dicedist.algorithm.messages import FEATURES, Sizes
+from dicedist.algorithm.messages import FEATURES, Answers, Sizes, Values
 from dicedist.algorithm.objectives import CounterpartTerm, View
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
 from dicedist.algorithm.pairs import within_budget
@@ -39,14 +39,16 @@ KL = ("adversarial", "explicit")
 
 
 class Term(CounterpartTerm):
-    prior = "standard"
-    answers = FEATURES
+    gradients = FEATURES
 
     def __init__(self, kl: str = "adversarial"):
         if kl not in KL:
             raise ValueError(f"method.terms.dibs.kl={kl}: write one of {', '.join(KL)}")
         self.explicit = kl == "explicit"
         self.follows = ("ramp_up", "delta", *(["log_beta"] if self.explicit else []))
+
+    def prior_rows(self, num_classes: int) -> int | None:
+        return 0  # the prior is N(0, 1)
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         own = view.own
@@ -99,7 +101,7 @@ class Dibs(Counterpart):
 
     def answers(
         self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Answers, Values]:
         draws = generator(targets.labels_B.device, self.seed, "redundancy", *where)
         given = {name: read[name].detach().requires_grad_() for name in FEATURES}
         z_SMBD, again_SMBD = (self.sample(given["mean"], given["scale"], draws) for _ in range(2))
@@ -107,7 +109,7 @@ class Dibs(Counterpart):
         estimate = torch.stack(list(terms.values())).sum()
         weight = self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
         found = torch.autograd.grad(weight * estimate, list(given.values()))
-        return dict(zip(given, found, strict=True)), {"redundancy": estimate.detach()}
+        return Answers(dict(zip(given, found, strict=True))), {"redundancy": estimate.detach()}
 
     def members_terms(self, z_SMBD: Tensor, again_SMBD: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
         """L_G, which members minimise, by parts; with noise only where it stands for the KL."""

@@ -14,19 +14,54 @@ Legend: B inputs, T members of the teacher, K classes.
 """
 
 import math
+from collections.abc import Mapping, Sized
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import Views
+from dicedist.algorithm.member import Encoding, full
 from dicedist.algorithm.objectives import Objective, View
+from dicedist.algorithm.parts import Hosted
+from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import Config
 
 TARGETS = ("mean", "members")
 
 
+class TeacherLogits(Probe):
+    """The teacher's logits [B, T, K] for the view that each member saw, as `probed["teacher"]`."""
+
+    def __init__(self, term: Objective, hosted: Hosted, num_members: int, teacher: nn.Module | None):
+        super().__init__(term, hosted, num_members, teacher)
+        assert isinstance(term, Term)
+        taught = len(teacher) if isinstance(teacher, Sized) else num_members
+        if term.target == "members" and taught != num_members:
+            raise ValueError(
+                f"method.terms.distill.target=members: the teacher has {taught} members, so write "
+                f"ensemble.size={taught}"
+            )
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        if config.teacher.run is None:
+            raise ValueError(
+                f"method={config.method.name} learns from the ensemble of a run: write teacher.run=runs/NAME, or "
+                "`dicedist distill run=runs/NAME network=NAME`"
+            )
+
+    def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
+        assert self.teacher is not None
+        teacher = self.teacher
+        logits = images.map(lambda view: full(teacher(view)))
+        for member, own in encodings.items():
+            own.probed["teacher"] = logits[member]
+
+
 class Term(Objective):
-    asks_teacher = True
+    probes = (TeacherLogits,)
     mixes = True  # the teacher sees the mixed inputs
 
     def __init__(self, temperature: float = 1.0, labels: float = 0.0, target: str = "mean"):
@@ -38,16 +73,8 @@ class Term(Objective):
             raise ValueError(f"method.terms.distill.target={target}: write one of {', '.join(TARGETS)}")
         self.temperature, self.labels, self.target = temperature, labels, target
 
-    def check_teacher(self, num_taught: int, num_members: int) -> None:
-        if self.target == "members" and num_taught != num_members:
-            raise ValueError(
-                f"method.terms.distill.target=members: the teacher has {num_taught} members, so write "
-                f"ensemble.size={num_taught}"
-            )
-
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        assert view.own.teacher_BTK is not None
-        log_p_BTK = (view.own.teacher_BTK / self.temperature).log_softmax(-1)
+        log_p_BTK = (view.own.probed["teacher"] / self.temperature).log_softmax(-1)
         log_p_BK = log_p_BTK[:, view.index] if self.target == "members" else log_mean(log_p_BTK)
         log_q_BK = (view.own.logits_BK / self.temperature).log_softmax(-1)
         divergence = F.kl_div(log_q_BK, log_p_BK, reduction="batchmean", log_target=True)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dicedist.algorithm.counterpart import Counterpart, Read
 from dicedist.algorithm.member import full
-from dicedist.algorithm.messages import Sizes
+from dicedist.algorithm.messages import Answers, Sizes, Values
+from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import CounterpartTerm, View
 from dicedist.algorithm.objectives._distillation import distil
 from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
@@ -62,7 +63,7 @@ class FusedClassifier(Counterpart):
 
     def answers(
         self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Answers, Values]:
         """One backward pass gives the gradients of the maps, and those with which `study` steps."""
         self.network.zero_grad(set_to_none=True)
         maps_MBX = read["map"].detach().requires_grad_()
@@ -74,12 +75,13 @@ class FusedClassifier(Counterpart):
         torch.stack(list(values.values())).sum().backward()
         assert maps_MBX.grad is not None
         values["fusion/accuracy"] = (fused_BK.argmax(1) == targets.labels_B).float().mean()
-        told = {"map": maps_MBX.grad, "fused": fused_BK.detach().expand(len(maps_MBX), -1, -1)}
-        return told, {name: value.detach() for name, value in values.items()}
+        fused_MBK = fused_BK.detach().expand(len(maps_MBX), -1, -1)
+        answers = Answers({"map": maps_MBX.grad}, {"fused": fused_MBK})
+        return answers, {name: value.detach() for name, value in values.items()}
 
     def study(
         self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> dict[str, Tensor]:
+    ) -> Values:
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         set_rate(optimizer, now.learning_rate)
@@ -92,7 +94,7 @@ class FusedClassifier(Counterpart):
 
 class Term(OnMaps, CounterpartTerm):
     part = "fusion"
-    answers = ("map", "fused")
+    gradients, outputs = ("map",), ("fused",)
     follows = ("ramp_up",)
     mixes = False  # the fusion may live where no images are, and so no shares of a mixture
     fuses = "map"
@@ -105,8 +107,11 @@ class Term(OnMaps, CounterpartTerm):
             raise ValueError(f"method.terms.ffl.weight_decay={weight_decay}: write a number from 0")
         self.weight_decay = weight_decay
 
-    def check_maps(self, maps: Sequence[MapShape]) -> None:
-        if len(found := sorted({f"{rows}x{columns}" for _, rows, columns in maps})) > 1:
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
+        super().check(config, networks, sizes)
+        if config.optimizer.ema is not None:
+            raise ValueError(f"method={config.method.name} fuses members, not their averages: write optimizer.ema=null")
+        if len(found := sorted({f"{rows}x{columns}" for _, rows, columns in map_shapes(sizes)})) > 1:
             raise ValueError(
                 f"ffl puts the maps of all members side by side, and they are of {' and '.join(found)}: leave out "
                 "network.per_member, or name networks of one family"
@@ -127,4 +132,4 @@ class Term(OnMaps, CounterpartTerm):
         return Fusion(map_shapes(sizes), sizes[0].classes)
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, view.answers["fused"])}
+        return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, view.answers.outputs["fused"])}

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import View
+from dicedist.algorithm.objectives import View, WeighingTerm
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import Config
 
 TEACHERS = ("naive", "minlogit", "general")
 
@@ -33,7 +35,7 @@ class Weights(nn.Module):
         self.register_buffer("weights_M", torch.full((num_members,), 1 / num_members))
 
 
-class Term(Distillation):
+class Term(Distillation, WeighingTerm):
     sends = ("logits",)
     mixes = False  # its teachers are chosen by the label
 
@@ -44,10 +46,19 @@ class Term(Distillation):
             raise ValueError(f"method.terms.kdcl.teacher={teacher}: write one of {', '.join(TEACHERS)}")
         self.teacher, self.weight = teacher, weight
         self.follows = ("ramp_up",) if ramp_up else ()
-        self.weighs_on_validation = teacher == "general"
+
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
+        if self.teacher != "general":
+            return
+        for given, what, instead in (
+            (config.data.split == "full", "on held-out images", "data.split=holdout"),
+            (config.evaluate.every_epochs != 1, "after every epoch", "evaluate.every_epochs=1"),
+        ):
+            if given:
+                raise ValueError(f"method={config.method.name} weighs members {what}: write {instead}")
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
-        return {"weights": Weights(len(networks))} if self.weighs_on_validation else {}
+        return {"weights": Weights(len(networks))} if self.teacher == "general" else {}
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         logits_MBK = view.rows("logits").detach()
@@ -61,8 +72,8 @@ class Term(Distillation):
         weight = self.weight * (now.ramp_up if self.follows else 1.0)
         return {"distillation": weight * self.distil(view.own.logits_BK, teacher_BK)}
 
-    def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float]:
-        return general_weights(logits_MNK, labels_N).tolist()
+    def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float] | None:
+        return general_weights(logits_MNK, labels_N).tolist() if self.teacher == "general" else None
 
     def take_weights(self, weights: Sequence[float], shared: nn.ModuleDict) -> None:
         held = shared["weights"].get_buffer("weights_M")

@@ -19,6 +19,7 @@ from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import Config
 
 REDUCTION = 8
 
@@ -28,12 +29,15 @@ class Term(Distillation):
 
     def __init__(self, temperature: float, leader: bool = True):
         super().__init__(temperature)
-        self.student, self.least = leader, 3 if leader else 2
+        self.leader, self.min_members = leader, 3 if leader else 2
+
+    def student(self, num_members: int) -> int | None:
+        return num_members - 1 if self.leader else None
 
     def peers(self, num_members: int) -> range:
-        return range(num_members - self.student)
+        return range(num_members - self.leader)
 
-    def check(self, networks: Sequence[Network]) -> None:
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
         dims = {networks[peer].feature_dim for peer in self.peers(len(networks))}
         if len(dims) > 1:
             raise ValueError(
@@ -62,7 +66,7 @@ class Term(Distillation):
         peers = self.peers(view.num_members)
         peers_ABK = view.rows("logits", peers)
         losses = []
-        if self.student:
+        if self.leader:
             losses.append(self.distil(view.fields[view.num_members - 1]["logits"], peers_ABK.mean(0)))
         if view.index in peers:
             queries_ABD, keys_ABD = (view.rows(name, peers) for name in ("query", "key"))

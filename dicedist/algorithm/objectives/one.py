@@ -18,7 +18,9 @@ from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.probes import TrunkOutput
 from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import Config
 
 
 class Gate(nn.Module):
@@ -41,8 +43,9 @@ class Gate(nn.Module):
 class Term(Distillation):
     follows = ("ramp_up",)
     sends = ("logits", "gate")
+    probes = (TrunkOutput,)
 
-    def check(self, networks: Sequence[Network]) -> None:
+    def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
         widths = {network.trunk_dim for network in networks}
         if len(widths) > 1:
             raise ValueError(
@@ -54,8 +57,8 @@ class Term(Distillation):
         return {"gate": Gate(networks[0].trunk_dim, len(networks))}
 
     def fields(self, view: View) -> Fields:
-        trunk = view.own.trunk_BCHW
-        assert view.shared is not None and trunk is not None
+        trunk = view.own.probed["trunk"]
+        assert view.shared is not None
         pooled_BC = trunk if trunk.dim() == 2 else trunk.mean((2, 3))
         return {"gate": view.shared["gate"](full(pooled_BC), view.index)}
 

@@ -10,17 +10,23 @@ averaged network gather its own.
 Legend: M members, B inputs, D features, K classes.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import Views
+from dicedist.algorithm.member import Encoding, full
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.networks.batch_norm import statistics_untouched
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
+from dicedist.config.schema import Config
 
 
 class Fusion(nn.Module):
@@ -39,10 +45,29 @@ class Fusion(nn.Module):
         return torch.stack([self.share(own_BD, member) for member, own_BD in enumerate(features)]).sum(0)
 
 
+class AveragedLogits(Probe):
+    """The logits of the moving averages hosted here, normalized by the batch as the members themselves are."""
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        if config.optimizer.ema is None:
+            raise ValueError(f"method={config.method.name} teaches by averaged weights: write optimizer.ema=0.999")
+
+    @torch.no_grad()
+    def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
+        averaged = self.hosted.averaged
+        with contextlib.ExitStack() as stack:
+            for part in (*averaged.members.values(), *averaged.common):
+                stack.enter_context(statistics_untouched(part.module.train()))
+            inputs = images if averaged.trunk is None else images.map(averaged.trunk.module)
+            for member, own in encodings.items():
+                own.probed["averaged"] = full(averaged.member(member)(inputs[member]))
+
+
 class Term(Distillation):
     sends = ("share", "averaged")
     follows = ("ramp_up",)
-    asks_average = True
+    probes = (AveragedLogits,)
     fuses = "mean"
     fused_by = ("shared", "fusion")
 
@@ -54,10 +79,10 @@ class Term(Distillation):
         return Fusion([size.features for size in sizes], sizes[0].classes)
 
     def fields(self, view: View) -> Fields:
-        assert view.shared is not None and view.own.averaged_BK is not None
+        assert view.shared is not None
         fusion = view.shared["fusion"]
         assert isinstance(fusion, Fusion)
-        return {"share": fusion.share(view.own.mean_BD, view.index), "averaged": view.own.averaged_BK}
+        return {"share": fusion.share(view.own.mean_BD, view.index), "averaged": view.own.probed["averaged"]}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {name: [size.classes for size in sizes] for name in ("share", "averaged")}

@@ -14,9 +14,11 @@ TINY = -80.0  # below which softplus(x) is exp(x) to the last bit, and leaves th
 
 
 class Term(Objective):
-    prior = "class"
     mixes = True
     follows = ("log_beta",)
+
+    def prior_rows(self, num_classes: int) -> int | None:
+        return num_classes
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         bottleneck, own = view.member.bottleneck, view.own

@@ -7,7 +7,8 @@ from dicedist.algorithm.schedules import Moment
 
 
 class Term(vceb.Term):
-    prior = "shared"
+    def prior_rows(self, num_classes: int) -> int | None:
+        return 1
 
     def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
         return prior_KD

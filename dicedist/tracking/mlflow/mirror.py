@@ -172,9 +172,10 @@ class Mirror:
         """Every key, and what `auto` came to."""
         from mlflow.entities import Param
 
-        values = flatten(self.config)
+        plan = self.run.plan()
+        values = flatten(plan.resolve(self.config))
         if "redundancy" in self.config.method.terms:
-            values["redundancy.delta.resolved"] = self.config.redundancy.delta_for(self.config.num_members)
+            values["redundancy.delta.resolved"] = self.config.redundancy.delta_for(plan.num_members)
         return [Param(key, str(value)[:LONGEST_PARAM]) for key, value in values.items()]
 
     def tags(self) -> list[Any]:
@@ -182,7 +183,7 @@ class Mirror:
 
         about = {
             "run": str(self.run.directory.resolve()),
-            "members": self.config.ensemble.size,
+            "members": self.run.plan().num_members,
             **read_or_nothing(self.run.environment_file),
         }
         tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]

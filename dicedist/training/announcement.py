@@ -2,33 +2,35 @@
 
 from collections.abc import Mapping
 
+from torch import nn
+
 from dicedist.algorithm.step import Step
 from dicedist.cluster.devices import MIB
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
-from dicedist.config.schema import Config
 from dicedist.console.lines import duration, plural
 from dicedist.console.tables import table
 from dicedist.data.sources import Source
-from dicedist.tracking.forecast import seconds_to_go
 from dicedist.tracking.tracker import SilentTracker
+from dicedist.training.forecast import seconds_to_go
+from dicedist.training.job import Job
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS, LISTED = 20, 5  # classes in the table, in a warning
 
 
 def announce(
-    config: Config,
+    job: Job,
     world: World,
     step: Step,
     exchange: Exchange,
-    source: Source,
+    teacher: nn.Module | None,
     footprint: Mapping[str, int],
     steps_left: int,
     tracker: SilentTracker,
 ) -> None:
     """All ranks must call it. footprint: bytes of this rank's parts, by kind."""
-    placement, hosted = exchange.placement, step.hosted
+    config, placement, source, hosted = job.config, job.placement, job.source, step.hosted
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
     of_w = sum(p.numel() for p in hosted.w.parameters()) if hosted.w else 0
     card = {"device": str(world.device), "host": world.host, "own": own, "w": of_w, "footprint": {**footprint}}
@@ -55,14 +57,14 @@ def announce(
         f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.label} "
         f"({config.structure}), {len(source.train):,} {source.kind}, {plural(steps_left, 'step')} to go"
     )
-    if config.teacher.sha256:
-        tracker.say(f"taught by the {plural(len(config.teacher.sha256), 'member')} of {config.teacher.run}")
+    if job.plan.teacher_sha256:
+        tracker.say(f"taught by the {plural(len(job.plan.teacher_sha256), 'member')} of {config.teacher.run}")
     tracker.say(classes_told(source))
-    if step.method.estimator is not None:
+    if job.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
     if world.device.type == "cpu":
-        left = duration(seconds_to_go(config, world, step, source, steps_left))
+        left = duration(seconds_to_go(job, world, exchange, teacher, steps_left))
         tracker.say(f"on this CPU training and evaluation take about {left}")
 
 

@@ -1,0 +1,159 @@
+"""How a batch becomes encodings on this rank: trunk, members, noise, autocast, micro-batches and grouped execution.
+
+    images ── trunk ──┬── member 0 ── Encoding
+       (branches)     ├── member 1 ── Encoding
+                      └── ...                       a net reads the images themselves
+
+Legend: B inputs, D features.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dicedist.algorithm.batch import Batch, Views, share
+from dicedist.algorithm.grouped import Together
+from dicedist.algorithm.member import Encode, Encoding
+from dicedist.algorithm.messages import Carrier
+from dicedist.algorithm.networks.batch_norm import statistics_untouched
+from dicedist.algorithm.parts import Hosted, Part
+from dicedist.algorithm.probes import Probe
+from dicedist.algorithm.randomness import drawing, generator
+from dicedist.algorithm.spans import span
+
+
+@dataclass
+class Encoders:
+    """Encodes batches with the members hosted here."""
+
+    hosted: Hosted
+    exchange: Carrier
+    seed: int
+    probes: Sequence[Probe] = ()
+    replaced: Mapping[int, nn.Module] = field(default_factory=dict)  # stands for a member's own Encode: trajectories
+    pieces: int = 1  # a batch goes through the networks in so many, to save memory
+    images_per_branch: bool = False  # every branch sends its own crops of the batch through the trunk
+    grouped: bool = False  # the members hosted here run as one network; the result is equal up to rounding
+    sync_batch_norm: bool = False  # normalize over a member's replicas
+    records_graphs: bool = False  # compiled stages become CUDA graphs
+
+    def __post_init__(self) -> None:
+        keeps = tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
+        if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
+            for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
+                self.exchange.synchronise(part.module)
+        members = {index: self.hosted.member(index) for index in self.hosted.members}
+        own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
+        self.modules: dict[int, nn.Module] = own | {**self.replaced}
+        self.together = Together([*members.values()], keeps) if self.grouped and len(members) > 1 else None
+
+    @span("encode")
+    def encode(self, batch: Batch) -> dict[int, Encoding]:
+        """Encode the batch with each member hosted here, behind the trunk if there is one."""
+        if self.records_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # graphs may now overwrite their outputs of the previous step
+        images = Views(batch.images, [*self.hosted.members])
+        noise = {member: self.noise(batch, member) for member in self.hosted.members}
+        with self.hosted.precision.for_members():
+            pieces = [self.encode_rows(batch, images, noise, rows) for rows in self.rows_of(len(batch.labels_B))]
+        return pieces[0] if len(pieces) == 1 else {m: Encoding.joined([each[m] for each in pieces]) for m in noise}
+
+    def rows_of(self, batch: int) -> list[slice]:
+        """Return the rows of each micro-batch, at least two: batch norms need them."""
+        pieces = max(1, min(self.pieces, batch // 2))
+        return [share(batch, pieces, piece) for piece in range(pieces)]
+
+    def encode_rows(
+        self, batch: Batch, images: Views, noise: Mapping[int, Tensor | None], rows: slice
+    ) -> dict[int, Encoding]:
+        where = (*batch.where, (batch.rows.start or 0) + rows.start)
+        images = images.map(lambda view: view[rows])
+        for probe in self.probes:
+            images = probe.on_images(images)
+        inputs = images
+        if self.hosted.trunk is not None:
+            inputs = self.through_trunk(self.hosted.trunk, images, where)
+            for probe in self.probes:
+                inputs = probe.on_branches(inputs)
+        drawn = {member: None if noise_BD is None else noise_BD[rows] for member, noise_BD in noise.items()}
+        encodings = self.through_members(inputs, drawn, where)
+        for probe in self.probes:
+            probe.on_encodings(encodings, images)
+        return encodings
+
+    def through_members(
+        self, inputs: Views, noise: Mapping[int, Tensor | None], where: tuple[int, ...]
+    ) -> dict[int, Encoding]:
+        """Run as one network, or one after another. Dropout is drawn by key, from where the rows begin."""
+        if self.together is not None:
+            encodings = self.run(self.together, inputs.apart().tensors, [*noise.values()])
+            return dict(zip(noise, encodings, strict=True))
+        encodings = {}
+        for member, noise_BD in noise.items():
+            with drawing(self.exchange.device, self.seed, "layers", *where, member):
+                encodings[member] = self.run(self.modules[member], inputs[member], noise_BD)
+        return encodings
+
+    def run(self, module: nn.Module, *inputs: Any) -> Any:
+        """Run forward. Of a batch in pieces only the outputs are kept, and backward runs forward again by pieces.
+
+        That second forward leaves the running statistics of batch norms alone: they have counted the piece before.
+        """
+        if self.pieces == 1 or not torch.is_grad_enabled():
+            return module(*inputs)
+        return checkpoint(
+            module,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), statistics_untouched(module)),
+        )
+
+    def noise(self, batch: Batch, member: int) -> Tensor | None:
+        """Draw the noise on z; None for a deterministic member.
+
+        It is drawn for the whole batch, so that an input gets the same noise whichever replica sees it.
+        """
+        if self.hosted.member(member).bottleneck is None:
+            return None
+        device, width = self.exchange.device, self.hosted.member(member).encoder.feature_dim
+        draws = generator(device, self.seed, "z", *batch.where, member)
+        return torch.randn(batch.size, width, generator=draws, device=device)[batch.rows]
+
+    def through_trunk(self, trunk: Part, images: Views, where: tuple[int, ...]) -> Views:
+        with drawing(self.exchange.device, self.seed, "layers of the trunk", *where):
+            if self.images_per_branch:
+                return self.branch_by_branch(trunk.module, images)
+            return images.map(lambda view: self.run(trunk.module, view))
+
+    def branch_by_branch(self, trunk: nn.Module, images: Views) -> Views:
+        """Show every branch's images the same running statistics, then move them once, by the mean over all branches.
+
+        So the trunk is the same however its branches are spread over ranks, which meet here.
+        """
+        statistics = [buffer.data for buffer in trunk.buffers() if buffer.is_floating_point()]
+        counters = [buffer for buffer in trunk.buffers() if not buffer.is_floating_point()]
+        before = [value.clone() for value in statistics]
+        totals = [torch.zeros_like(value) for value in statistics]
+        readers = len(images.members) // len(images.tensors)
+
+        def read(view: Tensor) -> Tensor:
+            for value, old in zip(statistics, before, strict=True):
+                value.copy_(old)
+            output = self.run(trunk, view)
+            for total, value in zip(totals, statistics, strict=True):
+                total.add_(value, alpha=readers)
+            return output
+
+        outputs = images.map(read)
+        flat = torch.cat([torch.zeros(0, device=self.exchange.device), *(total.flatten() for total in totals)])
+        means = self.exchange.sum_over_members(flat) / self.exchange.num_members
+        for value, mean in zip(statistics, means.split([total.numel() for total in totals]), strict=True):
+            value.copy_(mean.view_as(value))
+        for counter in counters:
+            counter -= len(images.tensors) - 1
+        return outputs

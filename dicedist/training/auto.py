@@ -1,0 +1,104 @@
+"""Resolve `auto` settings when a run begins: pairs that w compares, and grouped or sequential execution of members.
+
+Grouped and sequential execution compute the same up to rounding. Only the GPU can tell which is faster: one after
+another launches more kernels, and grouped convolutions may be slower ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.build import build_encoders
+from dicedist.algorithm.checks import why_not_batched
+from dicedist.algorithm.encoders import Encoders
+from dicedist.cluster.assembly import host
+from dicedist.cluster.exchange import Exchange
+from dicedist.cluster.world import World
+from dicedist.config.plan import Plan
+from dicedist.console.tables import table
+from dicedist.runs import resume
+from dicedist.training.forecast import now_done, pairs_that_hide, zeros
+from dicedist.training.job import Job
+
+WAYS = {False: "one after another", True: "one grouped network"}  # by the value of ensemble.batched
+WARM_UP, ROUNDS = 2, 5
+NEVER = 10**9  # milliseconds: where a way does not fit into the memory
+
+
+def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
+    """All ranks call. Resolve ensemble.batched=auto, and return the table that shows why. The run is not touched."""
+    reason = why_not_batched(job.config, job.plan)
+    if reason is not None:
+        return False, f"members of one device run one after another: {reason}"
+    hosted = host(job.config, job.method, job.plan, exchange, job.extent.num_classes)
+    encoders = {
+        way: build_encoders(job.config, job.method, replace(job.plan, grouped=way), hosted, exchange, teacher)
+        for way in WAYS
+    }
+    spent: dict[bool, list[float]] = {way: [] for way in WAYS}
+    batch = blank(job, world, has_images=bool(hosted.members))
+    for _ in range(WARM_UP + ROUNDS):
+        for way in WAYS:
+            # The slowest rank sets the pace; hosts of one member have nothing to choose.
+            spent[way].append(world.control.agree(round(1000 * milliseconds(encoders[way], batch))) / 1000)
+    found = {way: median(times[WARM_UP:]) for way, times in spent.items()}
+    rows = [[WAYS[way], "does not fit" if taken >= NEVER else f"{taken:.1f}"] for way, taken in found.items()]
+    return found[True] < found[False], table(["members of one device", "ms for a batch"], rows)
+
+
+def blank(job: Job, world: World, has_images: bool) -> Batch:
+    """Return a batch of the shape of all others."""
+    size = job.config.batch_size
+    images = [zeros(size, job.source).to(world.device)] if has_images else []
+    labels = (torch.arange(size) % job.extent.num_classes).to(world.device)
+    return Batch(0, 0, size, slice(None), torch.arange(size), labels, 0, images)
+
+
+def milliseconds(encoders: Encoders, batch: Batch) -> float:
+    """Time forward and backward of the members hosted here."""
+    started = now_done(encoders.exchange.device)
+    try:
+        heads = [encoding.logits_BK.sum() for encoding in encoders.encode(batch).values()]
+        if heads:
+            torch.autograd.backward(heads)
+    except torch.OutOfMemoryError:
+        return NEVER
+    finally:
+        for part in encoders.hosted.learners:
+            part.optimizer.zero_grad(set_to_none=True)
+    return 1000 * (now_done(encoders.exchange.device) - started)
+
+
+def resolve_auto(
+    job: Job, world: World, exchange: Exchange, teacher: nn.Module | None
+) -> tuple[Plan, list[str]]:
+    """All ranks call. Resolve every `auto` setting: reuse the recorded value, or measure it once.
+
+    Returns the plan, and messages for the user.
+    """
+    saved, messages, plan = resume.saved_in(job.run, job.config) if world.reports else None, [], job.plan
+
+    def resolved(recorded: Any, measure: Callable[[], Any]) -> Any:
+        found = world.control.tell({"found": recorded})["found"]
+        return world.control.tell({"found": measure()})["found"] if found is None else found
+
+    def way() -> bool | None:
+        """Leave it open on a CPU and where no rank hosts two members: the run may go on elsewhere."""
+        shared = any(len(job.placement.members_on(rank)) > 1 for rank in job.placement.member_ranks)
+        if world.device.type == "cpu" or not shared:
+            return None
+        grouped, why = faster_way(job, world, exchange, teacher)
+        messages.append(why)
+        return grouped
+
+    if job.config.redundancy.max_pairs == "auto":
+        known = saved.plan.max_pairs if saved else None
+        plan = replace(plan, max_pairs=resolved(known, lambda: pairs_that_hide(job, world, exchange, teacher)))
+    if job.config.ensemble.batched == "auto":
+        plan = replace(plan, grouped=resolved(saved.plan.grouped if saved else None, way))
+    return plan, messages

@@ -1,0 +1,90 @@
+"""A training as a rank knows it before ranks join: refuse what cannot be, load the data, place the parts."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from dicedist.algorithm.build import Extent
+from dicedist.algorithm.checks import check_batch_of_one, check_members
+from dicedist.algorithm.objectives import Method
+from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.handshake import shake_hands
+from dicedist.cluster.placement import REPORTER, Placement, place
+from dicedist.cluster.process import this_rank, world_size
+from dicedist.config import Config, flatten
+from dicedist.config.plan import Plan
+from dicedist.data import sources
+from dicedist.data.ood import refuse_unreadable
+from dicedist.data.order import num_batches
+from dicedist.data.prepared import refuse_unwritable
+from dicedist.data.sources import Source
+from dicedist.runs import resume
+from dicedist.runs.bucket import Bucket
+from dicedist.runs.pretrained import Pretrained, normalised_as_published
+from dicedist.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Job:
+    config: Config
+    method: Method
+    plan: Plan
+    placement: Placement
+    source: Source
+
+    @property
+    def run(self) -> Run:
+        return Run.of(self.config)
+
+    @property
+    def pretrained(self) -> Pretrained:
+        return Pretrained(self.config, self.plan)
+
+    @cached_property
+    def extent(self) -> Extent:
+        config, source = self.config, self.source
+        steps_per_epoch = num_batches(len(source.train), config.batch_size)
+        total_steps = min(config.epochs * steps_per_epoch, config.max_steps or 10**12)
+        counts = source.train.labels_N.bincount(minlength=source.num_classes).tolist()
+        return Extent(source.num_classes, steps_per_epoch, total_steps, counts)
+
+    def epoch(self, done: int) -> float:
+        """Convert steps to epochs."""
+        return done / self.extent.steps_per_epoch
+
+
+def prepare(config: Config) -> Job:
+    """All ranks call this before they join, so that a refusal does not wait for others."""
+    method, run = Method(config.method), Run.of(config)
+    width = sources.vector_width(config.data)
+    shape = (3, config.data.size, config.data.size) if width is None else (width,)
+    size, replicas, ranks_of_w = resume.ensemble_size(config), config.ensemble.replicas, config.redundancy.ranks
+    needs_w, called = method.counterpart is not None, method.counterpart.part if method.counterpart else ""
+    if this_rank() == REPORTER:
+        refuse_unwritable(run.directory, "write run.dir=FOLDER")
+        refuse_compile(config.compile)
+        refuse_unreadable(config.ood.sets, width)
+        place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)
+        if (bucket := Bucket.of(config)) is not None:
+            bucket.refuse_unwritable(f"run.remote={config.run.remote}")
+    node_of, size = shake_hands(flatten(config), size, config.distributed.timeout)
+    placement = place(world_size(), size, needs_w, replicas, node_of, ranks_of_w, called)
+    plan = Plan.of(config, placement.num_members, shape, placement.parts)
+    check_members(config, method, plan, len(placement.member_ranks), len(placement.discriminators))
+    source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
+    job = Job(config, method, plan, placement, normalised_as_published(source, config, plan))
+    if this_rank() == REPORTER and resume.begins(run, config):
+        job.pretrained.digests()  # weights that do not fit, or cannot be had
+    return job
+
+
+def refuse_small_batches(job: Job) -> None:
+    """Raise a ValueError if the last batch of an epoch is too small for replicas or batch norms."""
+    config, num_inputs, replicas = job.config, len(job.source.train), job.placement.replicas
+    last = num_inputs % config.batch_size or config.batch_size
+    if last < replicas:
+        raise ValueError(
+            f"the last batch of an epoch has {last} of {num_inputs:,} images, too few for "
+            f"ensemble.replicas={replicas}: write batch_size={config.batch_size + 1}, or any that leaves more"
+        )
+    if num_inputs % config.batch_size == 1:
+        check_batch_of_one(config, job.plan)

@@ -1,0 +1,105 @@
+"""Records and checkpoints: ranks synchronize here, and agree on what comes next."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dicedist.algorithm.parts import Hosted
+from dicedist.algorithm.schedules import Schedules
+from dicedist.cluster.process import EndedElsewhere
+from dicedist.cluster.world import World
+from dicedist.runs import resume
+from dicedist.runs.saver import Saver
+from dicedist.tracking import environment
+from dicedist.tracking.environment import Pace
+from dicedist.tracking.ledger import Ledger
+from dicedist.tracking.tracker import SilentTracker
+from dicedist.training.job import Job
+
+GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest wins
+
+
+class Recorder:
+    """Every rank has one; rank 0's tracker writes, the others' are silent."""
+
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        hosted: Hosted,
+        schedules: Schedules,
+        saver: Saver,
+        tracker: SilentTracker,
+        done: int,
+    ):
+        self.job, self.world, self.hosted, self.schedules = job, world, hosted, schedules
+        self.saver, self.tracker, self.ledger = saver, tracker, Ledger()
+        self.pace = Pace(job.config.batch_size, done)
+        self.loss_scales: dict[str, Any] = {}  # on rank 0, by part
+        self.validated = 0  # steps at the last validation, which a checkpoint keeps
+
+    def sync(self, done: int, validation_due: bool) -> None:
+        """All ranks: one host synchronization, values and reports to rank 0, an agreement on what comes next."""
+        values, fault = self.ledger.drain()
+        scaler = self.hosted.precision.scaler
+        records = self.world.control.report(
+            {
+                "values": values,
+                "fault": fault,
+                "written": self.saver.report(),
+                "loss_scales": {part.name: scaler.state_dict() for part in self.hosted.learners},
+                "system": environment.node_figures(self.world),
+            }
+        )
+        self.saver.receive([record["written"] for record in records])
+        due = self.world.reports and not validation_due and self.saver.due(done)
+        agreed = self.world.control.agree(FAULT if fault else SAVE if due else GO_ON)
+        if agreed == FAULT:
+            raise_first([record["fault"] for record in records])
+        for record in records:
+            self.tracker.add(record["values"])
+            self.loss_scales |= record["loss_scales"]
+        if done % self.job.config.log.every_steps == 0 or done == self.job.extent.total_steps:
+            self.tracker.summarise(done, self.job.epoch(done), self.scheduled(done), validation_due)
+            figures = self.pace.figures(done)
+            for record in records:
+                figures |= record["system"]
+            self.tracker.log_system(done, figures)
+        if agreed == SAVE:
+            self.start_saving(done)
+
+    def scheduled(self, done: int) -> dict[str, float]:
+        """Return the values of the last step, of the schedules that the method follows."""
+        now, method = self.schedules.at_step(*divmod(done - 1, self.job.extent.steps_per_epoch)), self.job.method
+        delta = self.job.config.redundancy.delta_for(len(method.compared(self.job.plan.num_members)))
+        values = {"log_beta": now.log_beta, "ramp_up": now.ramp_up, "covariance": now.covariance, "delta": delta}
+        followed = {name: value for name, value in values.items() if name in method.follows}
+        return {"learning_rate": now.learning_rate, **followed}
+
+    def start_saving(self, done: int) -> None:
+        """All ranks: begin a checkpoint of the present state."""
+        source = self.job.source
+        about = {
+            "run": resume.identity(self.job.config, self.job.plan),
+            "total_steps": self.job.extent.total_steps,
+            "loss": self.tracker.latest.get("loss"),
+            "records": self.tracker.kept(),
+            "validated": self.validated,
+            "loss_scales": {**self.loss_scales},
+            "data": source.data_digest,
+            "source": {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")},
+        }
+        self.saver.start(done, about, self.tracker.records())
+
+    def save_now(self, done: int) -> bool:
+        """All ranks: wait until the present state is on the disk, and tell if it is."""
+        safe = self.saver.finish()
+        if not safe or self.saver.step != done:
+            self.start_saving(done)
+            safe = self.saver.finish()
+        return safe
+
+
+def raise_first(faults: Sequence[str | None]) -> NoReturn:
+    """Raise, on rank 0, the fault of the first rank that had one; the others received no records and just end."""
+    found = [fault for fault in faults if fault]
+    raise ValueError(found[0]) if found else EndedElsewhere
