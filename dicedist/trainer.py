@@ -1,11 +1,11 @@
 """A training from its first step to its last. The loop is `Trainer.train`; what surrounds it is in dicedist.training.
 
-    prepare        refuse what cannot be, load the data, place the parts          training/job.py
-    Trainer        build this rank's step, begin or resume                        training/auto.py, resuming.py
-    train          steps and validations, until the last step or a request to stop
-                   listeners hear of every step and epoch                         training/listeners.py
-                   the recorder logs and saves, where all ranks agree             training/recorder.py
-    evaluate       the test set, once, with the last weights
+prepare        refuse what cannot be, load the data, place the parts          training/job.py
+Trainer        build this rank's step, begin or resume                        training/auto.py, resuming.py
+train          steps and validations, until the last step or a request to stop
+               listeners hear of every step and epoch                         training/listeners.py
+               the recorder logs and saves, where all ranks agree             training/recorder.py
+evaluate       the test set, once, with the last weights
 """
 
 import contextlib
@@ -76,9 +76,7 @@ class Trainer:
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
-        self.step, self.paths = build_step(
-            config, method, plan, self.hosted, self.exchange, job.extent, self.teacher
-        )
+        self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
         self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)

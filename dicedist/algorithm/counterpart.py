@@ -62,9 +62,7 @@ class Counterpart(nn.Module):
         """The module that a moving average follows."""
         return self
 
-    def answers(
-        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
         """Return what each member is told, each tensor [M, B, width], and named values for the records."""
         raise NotImplementedError
 
@@ -81,9 +79,7 @@ class Counterpart(nn.Module):
 class Adversary(Counterpart):
     """Answers gradients of the means."""
 
-    def answers(
-        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
         gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, where)
         return Answers({"mean": gradients_MBD}), values
 

@@ -102,7 +102,8 @@ def find(
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
     checkpoint.discard(run.checkpoints)
-    run.save_config(config, plan)
+    run.save_plan(plan)
+    run.save_config(config)
     replace_text(run.launch_file, this_launch())
     return found, plan
 

@@ -223,9 +223,11 @@ class Run(Results):
             raise ValueError(f"{self.plan_file} is damaged ({error})") from error
         return Plan.parse(text, self.plan_file)
 
-    def save_config(self, config: Config, plan: Plan) -> None:
-        """The config comes last: it says that there is a run."""
+    def save_plan(self, plan: Plan) -> None:
         replace_text(self.plan_file, plan.to_json())
+
+    def save_config(self, config: Config) -> None:
+        """Save it after the plan: the config says that there is a run."""
         replace_text(self.config_file, to_yaml(config))
 
     def newest_checkpoint(self, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:

@@ -74,9 +74,7 @@ def milliseconds(encoders: Encoders, batch: Batch) -> float:
     return 1000 * (now_done(encoders.exchange.device) - started)
 
 
-def resolve_auto(
-    job: Job, world: World, exchange: Exchange, teacher: nn.Module | None
-) -> tuple[Plan, list[str]]:
+def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[Plan, list[str]]:
     """All ranks call. Resolve every `auto` setting: reuse the recorded value, or measure it once.
 
     Returns the plan, and messages for the user.

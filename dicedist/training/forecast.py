@@ -64,9 +64,7 @@ class Rehearsal:
     def __init__(self, job: Job, world: World, exchange: Exchange, teacher: nn.Module | None):
         config, mine = job.config, exchange.placement.members_on(exchange.rank)
         hosts_w = exchange.rank in exchange.placement.discriminators
-        copies = build_hosted(
-            config, job.method, job.plan, mine[:1], hosts_w, job.extent.num_classes, exchange.device
-        )
+        copies = build_hosted(config, job.method, job.plan, mine[:1], hosts_w, job.extent.num_classes, exchange.device)
         self.world, self.num_hosted, self.teacher = world, len(mine), teacher
         self.inputs = zeros(-(-config.batch_size // exchange.replicas), job.source).to(world.device)
         self.read_at_once = zeros(min(BATCH, 128), job.source).to(world.device)

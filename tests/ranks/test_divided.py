@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from dicedist.tracking.forecast import Rehearsal
+from dicedist.training.forecast import Rehearsal
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, B, batch_at, build_step, configured, share_of, weights_of
 from tests.support.tiny import build, records_of, tensors_of, train
@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_another_division(tmp_path):
 
 def budget_on_rank(rank, folder, *settings):
     trainer = build(folder, "ensemble.size=3", "redundancy.max_pairs=auto", *settings, rank=rank, world_size=4)
-    return trainer.config.redundancy.max_pairs
+    return trainer.job.plan.max_pairs
 
 
 def test_a_budget_that_hides_w_is_measured_once(tmp_path, monkeypatch):

@@ -9,8 +9,11 @@ from statistics import fmean
 import pytest
 import torch
 
+from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.objectives import Method
-from dicedist.algorithm.step import AUTOCAST, Step
+from dicedist.algorithm.precision import AUTOCAST
+from dicedist.algorithm.step import Step
+from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.trajectories import Trajectories
 from tests.support import tiny
 from tests.support.pretend import (
@@ -162,7 +165,7 @@ def test_a_wait_of_the_host_is_caught(gpu, wait):
 
 
 def test_a_step_that_does_not_wait_for_the_second_stream_is_caught(gpu, monkeypatch):
-    monkeypatch.setattr(Step, "join", lambda step: None)
+    monkeypatch.setattr(SideStream, "join", lambda side: None)
     with pytest.raises(Hazard, match="another stream"):
         train(config_of("dice", "net"), 0, 1, CUDA)
 
@@ -245,26 +248,26 @@ def test_a_trajectory(tmp_path, kind):
 
 def train_with_overwritten_outputs(rank, world_size, cases, too_early=False):
     """CUDA graphs may overwrite what compiled stages returned once the next step encodes: here they do."""
-    outputs, encode, views = [], Step.encode, Step.views
+    outputs, encode, receive = [], Encoders.encode, Step.receive
 
     def overwrite():
         while outputs:
             outputs.pop().fill_(torch.nan)
 
-    def encode_anew(step, batch):
+    def encode_again(encoders, batch):
         overwrite()
-        encodings = encode(step, batch)
-        returned = [(own.mean_BD, own.trunk_BCHW, own.map_BCHW) for own in encodings.values()]
-        outputs.extend(tensor.data for own in returned for tensor in own if tensor is not None)  # autograd does not see
+        encodings = encode(encoders, batch)
+        returned = [(own.mean_BD, *own.probed.values()) for own in encodings.values()]
+        outputs.extend(tensor.data for own in returned for tensor in own)  # autograd does not see
         return encodings
 
-    def views_too_early(step, *given):
+    def receive_too_early(step, *given):
         overwrite()
-        return views(step, *given)
+        return receive(step, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "encode", encode_anew)
-        patch.setattr(Step, "views", views_too_early if too_early else views)
+        patch.setattr(Encoders, "encode", encode_again)
+        patch.setattr(Step, "receive", receive_too_early if too_early else receive)
         return [train(config_of(*case), rank, world_size, CPU, before_reading=overwrite) for case in cases]
 
 

@@ -171,7 +171,7 @@ def reference(tmp_path_factory):
 
 def wait_for_writer(trainer, done=None):
     """Makes every checkpoint complete before the next one is due, however slow the machine is."""
-    trainer.saver.thread.submit(int).result()
+    trainer.recorder.saver.thread.submit(int).result()
 
 
 def test_training_goes_on_while_files_are_written(tmp_path, reference, monkeypatch):
@@ -184,7 +184,7 @@ def test_training_goes_on_while_files_are_written(tmp_path, reference, monkeypat
 
     def release(trainer, done):
         if done == 5:
-            assert trainer.saver.busy and not checkpoint.saved(Run(tmp_path / "tiny").checkpoints)
+            assert trainer.recorder.saver.busy and not checkpoint.saved(Run(tmp_path / "tiny").checkpoints)
             wrote.set()
 
     monkeypatch.setattr(checkpoint, "write_part", slow)

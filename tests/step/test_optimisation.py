@@ -45,7 +45,7 @@ def test_pieces_keep_fewer_activations():
 
         step = build_step(configured(2, "method=ind", f"optimizer.accumulate={pieces}"))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            step.encode(batch_at(0))
+            step.encoders.encode(batch_at(0))
         return total
 
     assert kept(4) < 0.2 * kept(1)
@@ -55,7 +55,7 @@ def test_batch_norm_in_pieces_follows_every_piece_once():
     """Each piece is normalised by itself, and moves the running statistics once: not again in backward."""
     step = build_step(configured(2, "method=ind", "optimizer.accumulate=3"))
     norm = step.hosted.member(0).encoder.trunk[0][1]
-    step.encode(batch_at(0))
+    step.encoders.encode(batch_at(0))
     forward = {name: value.clone() for name, value in norm.named_buffers()}
     assert int(forward["num_batches_tracked"]) == 3
     again = build_step(configured(2, "method=ind", "optimizer.accumulate=3"))
@@ -113,7 +113,7 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     assert not torch.equal(averaged.classifier.weight, member.module.classifier.weight)
     ensemble = load_ensemble(Run(modern), tell=lambda text: None)
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
-    source = trainer.source
+    source = trainer.job.source
     readings = read(trainer.members_to_evaluate, source.val, source, 16, CPU)
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))

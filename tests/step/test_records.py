@@ -27,7 +27,7 @@ from dicedist.evaluation.redundancy import DRAWS
 from dicedist.reporting import adversary, dynamics
 from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
-from dicedist.tracking.forecast import Rehearsal, seconds_to_go
+from dicedist.training.forecast import Rehearsal, seconds_to_go
 from tests.support.tiny import CPU, build, records_of, train
 
 
@@ -69,7 +69,7 @@ def test_the_forecast_counts_validation_evaluation_and_the_estimate_of_redundanc
     """12 steps with validation after 6 and 12; 200 images held out, 48 of training, 2,000 of the test, and w's."""
     monkeypatch.setattr(Rehearsal, "seconds", lambda rehearsal: (1.0, 0.01))
     trainer = build(tmp_path, f"method={method}")
-    found = seconds_to_go(trainer.config, trainer.world, trainer.step, trainer.source, trainer.total_steps)
+    found = seconds_to_go(trainer.job, trainer.world, trainer.exchange, None, trainer.total_steps)
     images = 2 * (200 + 48) + 2000 + (200 if method == "dice" else 0)
     assert found == pytest.approx(12 + estimates + 0.01 * images, abs=0.001)
 
@@ -107,14 +107,14 @@ def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
     run = Run(tmp_path / "tiny")
     config, source = run.config(), sources.load(run.config().data)
     method, found = Method(config.method), run.checkpoint()
-    hosted = build_hosted(config, method, [0, 1], False, 2, source.num_classes, CPU, samples=True)
+    hosted = build_hosted(config, method, run.plan(), [0, 1], False, source.num_classes, CPU)
     checkpoint.restore(found, hosted.parts)
     rows = some_of_each(source.val.labels_N, redundancy.READ_BY_W)
     readings = read(hosted, source.val, source, 100, CPU).values()
     features = Features(
         *(torch.stack([getattr(r, name)[rows] for r in readings]) for name in ("means_ND", "scales_ND"))
     )
-    w = redundancy.load_discriminator(config, method, source.num_classes, found)
+    w = redundancy.load_discriminator(config, method, run.plan(), source.num_classes, found)
     exported = load_ensemble(run, tell=lambda text: None).w.state_dict()
     for name, value in average.items():
         torch.testing.assert_close(w.network.state_dict()[name], value, msg=name)

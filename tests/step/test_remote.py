@@ -10,6 +10,7 @@ from dicedist import clean, report, trainer
 from dicedist.cluster import signals
 from dicedist.cluster.process import Unsent
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.data.prepared import home
 from dicedist.runs import checkpoint, copies, resume, uploads
 from dicedist.runs.bucket import Bucket
@@ -177,6 +178,7 @@ def test_read_by_its_url(tmp_path, remote, between, fresh_home, monkeypatch, cap
 
 def test_pairs_that_were_measured_are_known_by_the_run():
     saved, asked, other = (compose_config([f"redundancy.max_pairs={pairs}"]) for pairs in (3, "auto", 2))
+    saved = resume.Saved(saved, Plan.of(saved, 4, (3, 32, 32)))
     resume.refuse_foreign(saved, asked, "s3://runs/tiny", begun=True)
     with pytest.raises(ValueError, match=r"redundancy.max_pairs: 3 -> 2"):
         resume.refuse_foreign(saved, other, "s3://runs/tiny", begun=True)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dicedist.algorithm.build import check_members
+from dicedist.algorithm.checks import check_members
 from dicedist.algorithm.mixing import Mixing, draw
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.targets import Loss, Targets
 from dicedist.config import compose_config
-from tests.support.steps import CPU, STRONG, batch_at, build_step, configured, weights_of
+from tests.support.steps import CPU, STRONG, batch_at, build_step, configured, plan_of, weights_of
 
 PLAIN = ("network._target_=tests.support.networks.Plain", "network.trusted=true")
 
@@ -127,4 +127,4 @@ def test_a_mixed_batch_may_go_in_pieces():
 def test_methods_that_need_one_class_refuse_mixtures():
     config = configured(2, "method=adp", "loss.cutmix=1")
     with pytest.raises(ValueError, match="method=adp: its term adp needs one class for each input"):
-        check_members(config, Method(config.method), 2, 1, 1)
+        check_members(config, Method(config.method), plan_of(config), 1, 1)

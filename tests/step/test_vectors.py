@@ -9,6 +9,7 @@ import torch
 from dicedist import evaluate, export, predict, report, train
 from dicedist.algorithm import build
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
 from tests.support import tiny
@@ -42,7 +43,7 @@ def test_members_drop_other_values_and_the_same_at_the_same_step():
     step, batch = build_step(config), batch_at(1, width=64)
     for part in step.hosted.members.values():  # the same weights: only what is dropped differs
         part.module.load_state_dict(step.hosted.member(0).state_dict())
-    first, again = step.encode(batch), step.encode(batch)
+    first, again = step.encoders.encode(batch), step.encoders.encode(batch)
     assert first[0].mean_BD.equal(again[0].mean_BD) and first[1].mean_BD.equal(again[1].mean_BD)
     assert not first[0].mean_BD.equal(first[1].mean_BD)
 
@@ -140,7 +141,7 @@ def test_keys_that_cannot_be(overrides, line):
 @pytest.mark.parametrize("norm", ["batch", "layer", "none"])
 def test_the_halves_of_a_perceptron_are_its_whole(norm):
     config = compose_config(["data=digits", "network.inputs=5", "network.depth=5", f"network.norm={norm}"])
-    (network,) = build.weightless(config, 1)
+    (network,) = build.weightless(config, Plan.of(config, 1, (5,)))
     assert (len(network.trunk), len(network.tail), network.feature_dim, network.trunk_dim) == (2, 3, 64, 64)
     shapes = [tuple(p.shape) for name, p in network.named_parameters() if name.endswith("1.weight")]
     assert shapes == [(64, 5)] + [(64, 64)] * 4

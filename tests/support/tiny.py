@@ -11,10 +11,13 @@ from dicedist.cluster.placement import place
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.cluster.world import World
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.data import sources
-from dicedist.runs import checkpoint
+from dicedist.runs import checkpoint, resume
 from dicedist.runs.run import Run
 from dicedist.trainer import Trainer
+from dicedist.training.job import Job
+from dicedist.training.listeners import Listener
 
 # 12 steps in 4 epochs; records, checkpoints and validations fall on different steps.
 TINY = [
@@ -30,26 +33,21 @@ def build(run_dir, *overrides, rank=0, world_size=1, device=CPU):
     config = compose_config([*TINY, f"run.dir={run_dir}", *overrides])
     method = Method(config.method)
     needs_w = method.counterpart is not None
-    size, replicas = config.ensemble.size, config.ensemble.replicas
+    size, replicas = resume.ensemble_size(config), config.ensemble.replicas
     placement = place(world_size, size, needs_w, replicas, ranks_of_w=config.redundancy.ranks)
     source = sources.load(config.data, labels_only=not placement.members_on(rank))
+    plan = Plan.of(config, placement.num_members, tuple(source.shape), placement.parts)
     (run_dir / "tiny").mkdir(parents=True, exist_ok=True)
     transfer = FileTransfer(process.group.store.clone()) if process.group else None
-    return Trainer(config, method, placement, source, World(rank, world_size, device, transfer))
+    return Trainer(Job(config, method, plan, placement, source), World(rank, world_size, device, transfer))
 
 
 def train(run_dir, *overrides, after_step=None, rank=0, world_size=1):
     """Trains to the end; True if the run was stopped. after_step is called with the trainer and the steps done."""
     signals._asked = False
     trainer = build(run_dir, *overrides, rank=rank, world_size=world_size)
-    add = trainer.ledger.add
-
-    def add_and_call(step, outcome):
-        add(step, outcome)
-        if after_step is not None:
-            after_step(trainer, step + 1)
-
-    trainer.ledger.add = add_and_call
+    if after_step is not None:
+        trainer.listeners.append(Calling(trainer, after_step))
     try:
         trainer.train()
     except signals.Stopped:
@@ -57,6 +55,14 @@ def train(run_dir, *overrides, after_step=None, rank=0, world_size=1):
     finally:
         signals._asked = False
     return False
+
+
+class Calling(Listener):
+    def __init__(self, trainer, function):
+        self.trainer, self.function = trainer, function
+
+    def after_step(self, done, outcome):
+        self.function(self.trainer, done)
 
 
 def asked_after(step):

@@ -6,7 +6,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dicedist import trainer
-from dicedist.algorithm.build import build_hosted, check_members
+from dicedist.algorithm.build import build_hosted
+from dicedist.algorithm.checks import check_members
 from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.networks import build
 from dicedist.algorithm.networks.freezing import frozen_norms
@@ -16,6 +17,7 @@ from dicedist.config import compose_config
 from dicedist.config.schema import NetworkConfig
 from dicedist.data.sources import Source, Split
 from dicedist.runs.pretrained import Pretrained, digest, normalised_as_published, published
+from tests.support.steps import plan_of
 
 CPU = torch.device("cpu")
 SPLITS = [
@@ -26,7 +28,7 @@ SPLITS = [
 
 def network(name, **settings):
     torch.manual_seed(0)
-    return build(NetworkConfig(name, None, False, None, **settings))
+    return build(NetworkConfig(name, None, False, None, **settings), (3, 32, 32))
 
 
 def configured(*overrides):
@@ -92,7 +94,7 @@ def test_what_is_frozen_stays_in_every_part(structure):
     config = configured(
         "network=torchvision/resnet18", "network.split=layer3", "network.freeze=layer2", f"structure={structure}"
     )
-    hosted = build_hosted(config, Method(config.method), [0], False, 2, 10, CPU)
+    hosted = build_hosted(config, Method(config.method), plan_of(config), [0], False, 10, CPU)
     first = hosted.trunk.module if structure == "branch" else hosted.member(0).encoder.trunk
     frozen = {name for name, parameter in first.named_parameters() if not parameter.requires_grad}
     assert {name.split(".")[0] for name in frozen} == {"conv1", "bn1", "layer1", "layer2"}
@@ -119,7 +121,7 @@ def test_a_trunk_may_be_frozen_whole():
     config = configured(
         "network=timm/test_resnet", "network.split=layer4", "network.freeze=all", "structure=branch", "method=cl_ilr"
     )
-    hosted = build_hosted(config, Method(config.method), [0, 1], False, 2, 10, CPU)
+    hosted = build_hosted(config, Method(config.method), plan_of(config), [0, 1], False, 10, CPU)
     assert hosted.trunk not in hosted.learners and hosted.trunk in hosted.parts and not hosted.common_parameters
 
 
@@ -141,8 +143,8 @@ def test_weights_are_loaded_exactly(weights, structure):
         f"network.pretrained=[{weights}, null]",
     ]  # fmt: skip
     config = configured(*given)
-    hosted = build_hosted(config, Method(config.method), [0, 1], False, 2, 10, CPU)
-    pretrained = Pretrained(config)
+    hosted = build_hosted(config, Method(config.method), plan_of(config), [0, 1], False, 10, CPU)
+    pretrained = Pretrained(config, plan_of(config))
     digests = pretrained.digests()
     assert digests[0] == digest(pretrained.of(0)[0]) and digests[1] == ""
     before = {name: value.clone() for name, value in hosted.member(1).state_dict().items()}
@@ -220,27 +222,28 @@ def test_images_are_normalised_as_the_weights_want_them():
     empty = Split(None, torch.zeros(0, dtype=torch.int64))
     source = Source("shapes", ["a"], (0.1, 0.1, 0.1), (0.2, 0.2, 0.2), 32, empty, empty, empty, "")
     random = configured("network=torchvision/resnet18")
-    assert normalised_as_published(source, random) is source
-    known = normalised_as_published(source, configured("network=torchvision/resnet18", "network.pretrained=true"))
+    assert normalised_as_published(source, random, plan_of(random)) is source
+    chosen = configured("network=torchvision/resnet18", "network.pretrained=true")
+    known = normalised_as_published(source, chosen, plan_of(chosen))
     assert known.mean == (0.485, 0.456, 0.406) and known.std == (0.229, 0.224, 0.225)
     mixed = configured("network.per_member=[timm/test_resnet, torchvision/resnet18]", "network.pretrained=[true, true]")
     with pytest.raises(ValueError, match="normalised in different ways"):
-        normalised_as_published(source, mixed)
+        normalised_as_published(source, mixed, plan_of(mixed))
 
 
 def test_images_of_another_size_are_refused_before_work_begins():
     config = configured("network=timm/vit_tiny_patch16_224")
     with pytest.raises(ValueError, match=r"cannot read images of data.size=32 .*: write data.size=224"):
-        check_members(config, Method(config.method), 2, 1, 1)
+        check_members(config, Method(config.method), plan_of(config), 1, 1)
 
 
 def test_memory_is_counted_and_refused():
     config = configured("network=resnet8", "optimizer.ema=0.9")
     method = Method(config.method)
-    hosted = build_hosted(config, method, [0, 1], True, 2, 10, CPU)
+    hosted = build_hosted(config, method, plan_of(config), [0, 1], True, 10, CPU)
     weights = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
     of_w = sum(parameter.numel() for parameter in hosted.w.parameters())
-    needed = footprint(config, method, [0, 1], True, 10)
+    needed = footprint(config, method, plan_of(config), [0, 1], True, 10)
     assert needed["members"] == 4 * 4 * weights  # weights, gradients, momentum, average
     assert needed["w"] == 4 * 4 * of_w  # weights, gradients, mean square, average
     assert needed["class memory"] == 4 * 2 * 2 * (10 * config.redundancy.memory + 1 + 128) * 64

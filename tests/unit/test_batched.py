@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from dicedist.algorithm.build import check_members, why_not_batched
+from dicedist.algorithm.checks import check_members, why_not_batched
 from dicedist.algorithm.grouped import grouped, why_not_grouped
 from dicedist.algorithm.networks import Network, build
 from dicedist.algorithm.objectives import Method
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.config.schema import NetworkConfig
 
 
@@ -72,9 +73,10 @@ def test_what_cannot_be_grouped_is_known(members, reason):
 def test_a_refusal_says_what_to_write(keys, reason):
     config = compose_config(["data=shapes", "network=resnet8", "method=ind", "ensemble.batched=true", *keys])
     with pytest.raises(ValueError, match=f"^ensemble.batched=true: .*{reason}.*; write ensemble.batched=false$"):
-        check_members(config, Method(config.method), 2, 1, 1)
+        check_members(config, Method(config.method), Plan.of(config, 2, (3, 32, 32)), 1, 1)
 
 
 @pytest.mark.parametrize("network", ["resnet8", "wrn28_2", "preresnet110"])
 def test_our_networks_can_be_grouped(network):
-    assert why_not_batched(compose_config(["data=shapes", f"network={network}"])) is None
+    config = compose_config(["data=shapes", f"network={network}"])
+    assert why_not_batched(config, Plan.of(config, 2, (3, 32, 32))) is None

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dicedist.algorithm.build import build_member, check_batch_of_one
+from dicedist.algorithm.build import build_member
+from dicedist.algorithm.checks import check_batch_of_one
 from dicedist.algorithm.member import Bottleneck
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
 from dicedist.config import compose_config
+from tests.support.steps import plan_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -30,7 +32,7 @@ def test_a_scale_that_underflows_has_a_finite_divergence_and_a_gradient(dtype):
 def test_where_it_does_not_underflow_nothing_changes_to_the_bit():
     """Values and gradients are those of the plain logarithm, although the scale is used three times."""
     config = compose_config(["data=shapes", "network=resnet8", "method=ceb", "ensemble.size=2"])
-    member = build_member(config, Method(config.method), 0, num_classes=5)
+    member = build_member(config, Method(config.method), plan_of(config), 0, num_classes=5)
     torch.manual_seed(0)
     images, noise, labels = torch.randn(32, 3, 32, 32), torch.randn(32, 64), torch.arange(32) % 5
 
@@ -49,5 +51,6 @@ def test_where_it_does_not_underflow_nothing_changes_to_the_bit():
 def test_a_last_batch_of_one_image_is_refused_where_batch_norms_cannot_take_it():
     deep = compose_config(["data=shapes", "network=torchvision/resnet18", "method=ind", "ensemble.size=2"])
     with pytest.raises(ValueError, match="has 1 input, too few for the batch norms of torchvision/resnet18 .*=129"):
-        check_batch_of_one(deep)
-    check_batch_of_one(compose_config(["data=shapes", "network=resnet8", "ensemble.size=2"]))
+        check_batch_of_one(deep, plan_of(deep))
+    shallow = compose_config(["data=shapes", "network=resnet8", "ensemble.size=2"])
+    check_batch_of_one(shallow, plan_of(shallow))

@@ -13,7 +13,7 @@ from dicedist.algorithm.networks import Network, build, build_member
 from dicedist.config.schema import NetworkConfig
 from tests.support import CHECKOUT
 
-CLASSES = 100
+CLASSES, SHAPE = 100, (3, 32, 32)
 NAMES = ["resnet8", "resnet20", "resnet32", "resnet110", "resnet110_12", "preresnet110", "wrn28_2"]
 
 
@@ -46,14 +46,14 @@ def count_branches(network: Network, size: int) -> int:
     ],
 )
 def test_parameters_of_one_net(name, feature_dim, trunk_dim, parameters):
-    network = build(config(name))
+    network = build(config(name), SHAPE)
     assert (network.feature_dim, network.trunk_dim) == (feature_dim, trunk_dim)
     assert count_nets(network, 1) == parameters
 
 
 def test_parameters_of_ensembles_are_the_papers():
     """In millions, as the paper's table of parameters prints them."""
-    resnet32, resnet110 = build(config("resnet32")), build(config("resnet110"))
+    resnet32, resnet110 = build(config("resnet32"), SHAPE), build(config("resnet110"), SHAPE)
     branches = {2: 0.83, 3: 1.19, 4: 1.55, 5: 1.91, 6: 2.27, 7: 2.63, 8: 2.99, 10: 3.71}
     nets = {1: 0.47, 2: 0.95, 3: 1.42, 4: 1.89, 5: 2.36}
     assert {size: round(count_branches(resnet32, size) / 1e6, 2) for size in branches} == branches
@@ -64,7 +64,7 @@ def test_parameters_of_ensembles_are_the_papers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_features_and_gradients_in_channels_last(name):
-    network = build(config(name)).to(memory_format=torch.channels_last)
+    network = build(config(name), SHAPE).to(memory_format=torch.channels_last)
     images = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
     assert network.trunk(images).shape == (4, network.trunk_dim, 16, 16)
     features = network(images)
@@ -76,7 +76,7 @@ def test_features_and_gradients_in_channels_last(name):
 @pytest.mark.parametrize("name", ["resnet8", "wrn28_2"])
 def test_tails_leave_the_trunks_output_alone(name):
     """Branches read the same trunk output in turn: an in-place ReLU at the start of a tail would spoil it."""
-    network = build(config(name))
+    network = build(config(name), SHAPE)
     shared = network.trunk(torch.randn(2, 3, 32, 32)).detach()
     before = shared.clone()
     network.tail(shared)
@@ -85,7 +85,7 @@ def test_tails_leave_the_trunks_output_alone(name):
 
 @pytest.mark.parametrize("name", ["resnet8", "wrn28_2"])
 def test_functional_gradients_equal_backward(name):
-    network = build(config(name))
+    network = build(config(name), SHAPE)
     images = torch.randn(4, 3, 32, 32)
     parameters = dict(network.named_parameters())
     buffers = {key: buffer.clone() for key, buffer in network.named_buffers()}
@@ -103,14 +103,14 @@ def test_fake_tensors_need_no_memory():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        network = build(config("resnet110"))
+        network = build(config("resnet110"), SHAPE)
         assert network(torch.randn(128, 3, 32, 32)).shape == (128, 256)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_he_initialisation(name):
     torch.manual_seed(0)
-    for module in build(config(name)).modules():
+    for module in build(config(name), SHAPE).modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * module.kernel_size[0] ** 2
             tolerance = 5 / module.weight.numel() ** 0.5
@@ -129,35 +129,35 @@ def test_every_network_has_a_strict_yaml(name):
 
 def test_unknown_network():
     with pytest.raises(ValueError, match="unknown network 'resnet33': write one of .*resnet8, "):
-        build(config("resnet33"))
+        build(config("resnet33"), SHAPE)
 
 
 def test_members_may_differ():
     mixed = config(per_member=["resnet20", "wrn28_2"])
-    assert [build_member(mixed, member).feature_dim for member in range(2)] == [64, 128]
+    assert [build_member(mixed, member, SHAPE).feature_dim for member in range(2)] == [64, 128]
     with pytest.raises(ValueError, match="names 2 networks, but there is a member 2"):
-        build_member(mixed, 2)
+        build_member(mixed, 2, SHAPE)
 
 
 def test_torchvision_by_name():
-    network = build(config("torchvision/resnet18"))
+    network = build(config("torchvision/resnet18"), SHAPE)
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, network.feature_dim) == (2, 512)
     with pytest.raises(ValueError, match="structure=net"):
         _ = network.trunk
     with pytest.raises(ValueError, match="torchvision has no classification model 'resnet19'"):
-        build(config("torchvision/resnet19"))
+        build(config("torchvision/resnet19"), SHAPE)
 
 
 def test_timm_by_name():
     pytest.importorskip("timm", reason="timm is optional and not installed")
-    network = build(config("timm/resnet18"))
+    network = build(config("timm/resnet18"), SHAPE)
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, network.feature_dim) == (2, 512)
 
 
 def test_timm_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match="pip install 'dicedist.timm.'"):
-        build(config("timm/resnet18"))
+        build(config("timm/resnet18"), SHAPE)
 
 
 @pytest.fixture
@@ -194,18 +194,18 @@ class Half(Split):
 
 def test_users_network(mine):
     images = torch.zeros(2, 3, 32, 32)
-    whole = build(config(target="mine.Whole", trusted=True))
+    whole = build(config(target="mine.Whole", trusted=True), SHAPE)
     assert whole(images).shape == (2, 3072)
     with pytest.raises(ValueError, match="mine.Whole has no split point: write structure=net"):
         _ = whole.trunk
-    split = build(config(target="mine.Split", trusted=True))
+    split = build(config(target="mine.Split", trusted=True), SHAPE)
     assert split.trunk(images).shape[1] == split.trunk_dim == 8
     assert split(images).shape == (2, 8)
 
 
 def test_an_untrusted_target_is_not_even_imported(mine):
     with pytest.raises(ValueError, match="add network.trusted=true"):
-        build(config(target="mine.Whole"))
+        build(config(target="mine.Whole"), SHAPE)
     assert not (mine / "imported").exists()
 
 
@@ -221,5 +221,5 @@ def test_an_untrusted_target_is_not_even_imported(mine):
 )
 def test_users_mistakes_are_one_line(mine, target, message):
     with pytest.raises(ValueError, match=message) as raised:
-        build(config(target=target, trusted=True))
+        build(config(target=target, trusted=True), SHAPE)
     assert "\n" not in str(raised.value)

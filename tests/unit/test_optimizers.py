@@ -94,7 +94,7 @@ def test_layers_of_a_transformer_and_of_our_resnet():
     assert firsts == ["positions", "blocks.0.mix.weight", "blocks.1.mix.weight", "norm.weight"]
     from dicedist.algorithm.networks import build
 
-    network = build(compose_config(["network=resnet20"]).network)
+    network = build(compose_config(["network=resnet20"]).network, (3, 32, 32))
     found = layers(network)
     assert len(found) == 1 + 9  # the stem, and three blocks in each of three stages
     assert [name for names in found for name in names] == [name for name, _ in network.named_parameters()]

@@ -99,9 +99,7 @@ class Dibs(Counterpart):
         self.network = PairNetwork(feature_dim)
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
-    def answers(
-        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
         draws = generator(targets.labels_B.device, self.seed, "redundancy", *where)
         given = {name: read[name].detach().requires_grad_() for name in FEATURES}
         z_SMBD, again_SMBD = (self.sample(given["mean"], given["scale"], draws) for _ in range(2))

@@ -61,9 +61,7 @@ class FusedClassifier(Counterpart):
         super().__init__()
         self.network, self.temperature, self.settings = Fusion(shapes, num_classes), temperature, settings
 
-    def answers(
-        self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
-    ) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
         """One backward pass gives the gradients of the maps, and those with which `study` steps."""
         self.network.zero_grad(set_to_none=True)
         maps_MBX = read["map"].detach().requires_grad_()
