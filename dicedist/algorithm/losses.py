@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from dicedist.algorithm.objectives import adp as _adp
 from dicedist.algorithm.objectives._distillation import distil
+from dicedist.algorithm.objectives.dml import mutual
+from dicedist.algorithm.objectives.okddip import attended
+from dicedist.algorithm.objectives.one import gated
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
 
 __all__ = ["adp", "cl_ilr", "cross_entropy", "dml", "okddip", "one", "vceb", "vib"]
@@ -84,7 +87,7 @@ def dml(logits: Tensor) -> Tensor:
     """
     refuse_alone(logits)
     own_and_others = zip(logits, others_of(logits.detach()), strict=True)
-    return torch.stack([distil(own.expand_as(peers), peers, 1.0) / len(peers) for own, peers in own_and_others]).sum()
+    return torch.stack([mutual(own_BK, peers_PBK) for own_BK, peers_PBK in own_and_others]).sum()
 
 
 def cl_ilr(logits: Tensor, temperature: float) -> Tensor:
@@ -111,7 +114,7 @@ def one(logits: Tensor, labels: Tensor, gates: Tensor, temperature: float) -> Te
     """
     logits_MBK = stacked("logits", logits, labels)
     refuse_temperature(temperature)
-    teacher_BK = (gates.softmax(0) * logits_MBK).sum(0)
+    teacher_BK = gated(gates, logits_MBK)
     distilled = distil(logits_MBK, teacher_BK.detach().expand_as(logits_MBK), temperature)
     return F.cross_entropy(teacher_BK, labels) + distilled
 
@@ -127,8 +130,7 @@ def okddip(logits: Tensor, queries: Tensor, keys: Tensor, temperature: float) ->
     """
     refuse_temperature(temperature)
     peers_ABK, student_BK = logits[:-1], logits[-1]
-    attention_BAC = torch.einsum("abd,cbd->bac", queries, keys).softmax(-1)
-    among = distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK), temperature)
+    among = distil(peers_ABK, attended(peers_ABK, queries, keys), temperature)
     return among + distil(student_BK, peers_ABK.mean(0), temperature)
 
 

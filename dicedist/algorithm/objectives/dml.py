@@ -7,7 +7,7 @@ which has no ramp-up either.
 from torch import Tensor
 
 from dicedist.algorithm.objectives import View
-from dicedist.algorithm.objectives._distillation import Distillation
+from dicedist.algorithm.objectives._distillation import Distillation, distil
 from dicedist.algorithm.schedules import Moment
 
 
@@ -23,4 +23,9 @@ class Term(Distillation):
         others = [member for member in range(view.num_members) if member != view.index]
         peers_PBK = view.rows("logits", others)
         weight = now.ramp_up if self.follows else 1.0
-        return {"mutual": weight * self.distil(view.own.logits_BK.expand_as(peers_PBK), peers_PBK) / len(others)}
+        return {"mutual": weight * mutual(view.own.logits_BK, peers_PBK)}
+
+
+def mutual(own_BK: Tensor, peers_PBK: Tensor) -> Tensor:
+    """Return the mean over peers of KL(p_j || p_i)."""
+    return distil(own_BK.expand_as(peers_PBK), peers_PBK, 1.0) / len(peers_PBK)

@@ -69,10 +69,15 @@ class Term(Distillation):
         if self.leader:
             losses.append(self.distil(view.fields[view.num_members - 1]["logits"], peers_ABK.mean(0)))
         if view.index in peers:
-            queries_ABD, keys_ABD = (view.rows(name, peers) for name in ("query", "key"))
-            attention_BAC = torch.einsum("abd,cbd->bac", queries_ABD, keys_ABD).softmax(-1)
-            losses.append(self.distil(peers_ABK, torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK)))
+            attended_ABK = attended(peers_ABK, view.rows("query", peers), view.rows("key", peers))
+            losses.append(self.distil(peers_ABK, attended_ABK))
         return {"distillation": now.ramp_up * torch.stack(losses).sum()}
+
+
+def attended(peers_ABK: Tensor, queries_ABD: Tensor, keys_ABD: Tensor) -> Tensor:
+    """Return the teacher of each peer: sum_b A_ab z_b."""
+    attention_BAC = torch.einsum("abd,cbd->bac", queries_ABD, keys_ABD).softmax(-1)
+    return torch.einsum("bac,cbk->abk", attention_BAC, peers_ABK)
 
 
 def reduced(feature_dim: int) -> int:

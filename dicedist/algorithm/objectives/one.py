@@ -66,9 +66,13 @@ class Term(Distillation):
         return {"gate": [1] * len(sizes)}
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
-        gates_MB1 = view.rows("gate").softmax(0)
-        ensemble_BK = (gates_MB1 * view.rows("logits")).sum(0)
+        ensemble_BK = gated(view.rows("gate"), view.rows("logits"))
         return {
             "ensemble_cross_entropy": view.targets.cross_entropy(ensemble_BK),
             "distillation": now.ramp_up * self.distil(view.own.logits_BK, ensemble_BK.detach()),
         }
+
+
+def gated(gates_MB1: Tensor, logits_MBK: Tensor) -> Tensor:
+    """Return z_e, the members' logits weighed by the softmax of their gates."""
+    return (gates_MB1.softmax(0) * logits_MBK).sum(0)
