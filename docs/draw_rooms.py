@@ -12,15 +12,16 @@ import grimp
 ROOMS = {  # the order of the contract in pyproject.toml, and what each holds
     "commands": "train, evaluate, report, predict, export, sweep, evidence, paper, bench, ...; trainer: the loop",
     "benchmarks": "what bench measures",
+    "training": "everything around the loop: start, resume, validation, records, listeners",
     "studies": "searches, and comparisons by a protocol",
-    "tracking": "records, progress, the start table; mlflow/: the mirror, which training never imports",
+    "tracking": "records, progress; mlflow/: the mirror, which training never imports",
     "reporting": "figures, tables, the page, the paper's figures",
     "evaluation": "readings, measures of a run, redundancy in nats, Ensemble, export formats",
     "runs": "Run: every file of a run; checkpoints, saving, resuming, jobs",
     "metrics": "pure functions of logits and labels; the one list of measures",
     "data": "sources, order, two pipelines, OOD sets",
     "cluster": "placement, exchange, control, world, heartbeat, signals, launcher",
-    "algorithm": "step, member, discriminator, pairs, memory, schedules; objectives/, networks/",
+    "algorithm": "step, encoders, probes, parts, discriminator, schedules; objectives/, networks/",
     "config": "schema, checks, composition, help",
     "console": "lines, tables, progress",
 }

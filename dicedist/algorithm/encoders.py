@@ -47,6 +47,8 @@ class Encoders:
         if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
             for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
                 self.exchange.synchronise(part.module)
+                if part.average is not None:  # which a probe may read in training mode
+                    self.exchange.synchronise(part.average.module)
         members = {index: self.hosted.member(index) for index in self.hosted.members}
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}

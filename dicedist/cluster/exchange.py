@@ -19,7 +19,7 @@ Legend: M members, B inputs, D features, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -37,6 +37,10 @@ from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
 
 Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, member, replica on another rank) -> fields
+
+# Messages under way belong to the process, as its group does: a message that was dropped with its exchange would never
+# arrive, and its receiver would wait for ever.
+SENDING: list[tuple[dist.Work, Tensor]] = []
 
 
 @dataclass
@@ -56,7 +60,6 @@ class Exchange:
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     w_group: dist.ProcessGroup | None = None  # the ranks that divide w
     wire: torch.dtype | None = None  # of messages; None: torch's default float
-    sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     @classmethod
     def between(
@@ -175,12 +178,13 @@ class Exchange:
             works = dist.batch_isend_irecv(operations)
         if len(works) != len(messages):  # NCCL returns one work for all; waiting for it orders streams, not the host
             return self.wait(works)
-        self.sending += list(zip(works[: len(sends)], messages[: len(sends)], strict=True))
+        SENDING.extend(zip(works[: len(sends)], messages[: len(sends)], strict=True))
         self.wait(works[len(sends) :])
 
     def finish_sending(self) -> None:
-        self.wait([work for work, _ in self.sending])
-        self.sending.clear()
+        """Wait for all messages that this process has posted, by this exchange or by one that was dropped since."""
+        self.wait([work for work, _ in SENDING])
+        SENDING.clear()
 
     @span("wait")
     def wait(self, works: Sequence[dist.Work]) -> None:

@@ -79,12 +79,16 @@ def prepare(config: Config) -> Job:
 
 def refuse_small_batches(job: Job) -> None:
     """Raise a ValueError if the last batch of an epoch is too small for replicas or batch norms."""
-    config, num_inputs, replicas = job.config, len(job.source.train), job.placement.replicas
-    last = num_inputs % config.batch_size or config.batch_size
+    num_inputs, batch_size = len(job.source.train), job.config.batch_size
+    refuse_empty_shares(num_inputs, batch_size, job.placement.replicas)
+    if num_inputs % batch_size == 1:
+        check_batch_of_one(job.config, job.plan)
+
+
+def refuse_empty_shares(num_inputs: int, batch_size: int, replicas: int) -> None:
+    last = num_inputs % batch_size or batch_size
     if last < replicas:
         raise ValueError(
             f"the last batch of an epoch has {last} of {num_inputs:,} images, too few for "
-            f"ensemble.replicas={replicas}: write batch_size={config.batch_size + 1}, or any that leaves more"
+            f"ensemble.replicas={replicas}: write batch_size={batch_size + 1}, or any that leaves more"
         )
-    if num_inputs % config.batch_size == 1:
-        check_batch_of_one(config, job.plan)

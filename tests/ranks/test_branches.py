@@ -120,9 +120,9 @@ def test_shared_gradients_are_counted_as_a_ring_moves_them():
 
 def test_half_precision_survives_an_overflow_in_the_first_step():
     step = build_step(configured(SIZE, *STRONG, "method=okddip_ceb", "structure=branch", "precision=fp16"))
-    start = step.scaler.get_scale()
+    start = step.hosted.precision.scaler.get_scale()
     for n in range(3):
         values = step(batch_at(n, BATCH)).values
-    assert step.scaler.get_scale() < start  # the first gradients of the trunk were not finite
+    assert step.hosted.precision.scaler.get_scale() < start  # the first gradients of the trunk were not finite
     assert all(value.isfinite() for value in values.values())
     assert all(p.isfinite().all() for part in step.hosted.learners for p in part.module.parameters())

@@ -1,19 +1,23 @@
 """A member trained by several ranks, each on its share of the batch, equals one trained by a single rank."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronise
-from dicedist.trainer import refuse_empty_shares
+from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, weights_of
 
 SIZE, BATCH = 2, 9  # not a multiple of the replicas
 CASES = {  # number of ranks -> cases, with two replicas
     5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
-    4: [("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch"), ("distill", "net")],
+    4: [
+        ("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch"), ("distill", "net"), ("pcl", "branch"), ("kdcl", "net"),
+    ],
     6: [("okddip", "net")],
 }
 
@@ -55,6 +59,19 @@ def test_replicas_with_synchronised_batch_norm_equal_one_process(world_size, cas
         if "dice" in case:  # the values of the discriminator w cover the rows of all replicas
             w_values = by_rank[-1][nth][1]
             assert w_values["redundancy"] == pytest.approx(expected_values["redundancy"], rel=1e-6)
+
+
+def rebuilt_on_rank(rank, world_size, times):
+    for n in range(times):  # what the last step has sent may still be under way when it is dropped
+        step = build_step(configured(SIZE, "method=dice"), rank, world_size)
+        values = step(share_of(batch_at(n, BATCH), step)).values
+        del step
+        gc.collect()
+    return all(value.isfinite() for value in values.values())
+
+
+def test_a_step_may_be_dropped_and_built_again():
+    assert run_ranks(3, rebuilt_on_rank, 3, 12) == [True] * 3
 
 
 def test_without_it_weights_agree_and_statistics_are_each_replicas_own():

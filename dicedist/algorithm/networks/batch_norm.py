@@ -6,6 +6,7 @@ compared with a single process.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +70,16 @@ def synchronise(module: nn.Module, total: Total) -> None:
 
 @contextlib.contextmanager
 def statistics_untouched(module: nn.Module) -> Iterator[None]:
-    """Inside the context, batch norms normalise as they do in training, and their running statistics stay."""
-    norms = [child for child in module.modules() if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d)]
+    """Inside the context, batch norms normalize as they do in training, and their running statistics stay.
+
+    Synchronized batch norms insist on a counter, and count into a copy.
+    """
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm | SyncBatchNorm
+    norms: list[Any] = [child for child in module.modules() if isinstance(child, kinds)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        plain = isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        norm.momentum, norm.num_batches_tracked = 0.0, None if plain else norm.num_batches_tracked.clone()
     try:
         yield
     finally:
