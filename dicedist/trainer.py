@@ -2,16 +2,18 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, NoReturn
 
 import torch
 
 from dicedist import metrics
 from dicedist.algorithm import trajectories
-from dicedist.algorithm.build import check_batch_of_one, check_members, feature_dims
+from dicedist.algorithm.build import check_batch_of_one, check_members
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted, Part
@@ -32,15 +34,18 @@ from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.sources import Split, some_of_each
-from dicedist.evaluation.evaluator import BATCH, Evaluator
-from dicedist.evaluation.fusing import fusing_of
-from dicedist.evaluation.readings import Readings, read
-from dicedist.evaluation.redundancy import held_out_redundancy, load_discriminator, rows_for_w
+from dicedist.evaluation.about import described
+from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.loading import describe, evaluator_of
+from dicedist.evaluation.readings import KEPT, LOGITS, Collected, Readings, whole
+from dicedist.evaluation.redundancy import READ_BY_W, sent_w
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint, resume
 from dicedist.runs.bucket import Bucket
+from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.lock import run_lock
 from dicedist.runs.pretrained import Pretrained, normalised_as_published
 from dicedist.runs.run import Run
@@ -433,32 +438,32 @@ class Trainer:
     def validate(self) -> None:
         """Reads the held-out images, and some of the training set; all ranks together, or none if one is stopped."""
         splits = {name: split for name, split in (("val", self.source.val), ("train_set", self.watched)) if len(split)}
-        rows = {"val": rows_for_w(self.source), "train_set": torch.arange(0)}  # whose features are wanted
-        readings: dict[str, dict[int, Readings]] = {}
+        rows_N = some_of_each(self.source.val.labels_N, READ_BY_W)  # whose features w reads
+        columns = {"val": (LOGITS, *KEPT) if self.method.estimator else (LOGITS,), "train_set": (LOGITS,)}
+        config = replace(self.config, trajectory={"kind": "none"})  # the members themselves, not their samples
+        w = sent_w(config, self.placement, self.control, self.hosted, self.source.num_classes)
+        evaluator = self.evaluator(config, self.members_to_evaluate, w=w)
+        readings: dict[str, Readings] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():
                 noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
-                progress = self.tracker.stage(len(split), noun)
-                readings[name] = read(
-                    self.members_to_evaluate, split, self.source, BATCH, self.world.device, progress, rows[name]
-                )
-                progress.clear()
+                readings[name] = whole(evaluator.read(split, noun, columns[name], rows_N))
         self.stopping = bool(self.control.agree(len(readings) < len(splits)))
         if self.stopping:
             return
-        logits = {name: self.collect_logits(readings[name], split) for name, split in splits.items()}
-        nats = held_out_redundancy(
-            self.config, self.method, self.placement, self.control, self.hosted, readings["val"], self.source
-        )
-        named = {} if nats is None else {"val/redundancy_nats": nats}
-        for name, found in logits.items():
+        gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
+        held_out, named = gathered["val"], {}
+        if held_out is not None:
+            estimated = evaluator.redundancy(held_out.features, self.source.val.labels_N[rows_N], num_draws=1)
+            named = {"val/redundancy_nats": fmean(estimated["nats_P"])} if estimated else {}
+        for name, found in gathered.items():
             if found is not None:
                 measures = metrics.validation_measures if name == "val" else metrics.training_measures
-                measured = measures(torch.stack(found), splits[name].labels_N)
+                measured = measures(found.logits_MNK, splits[name].labels_N)
                 named |= {f"{name}/{measure}": value for measure, value in measured.items()}
         if self.world.reports:
             self.tracker.log(self.done, self.done / self.steps_per_epoch, named)
-        self.weigh_members(logits["val"])
+        self.weigh_members(held_out)
         self.validated = self.done
         self.sync_and_log()
 
@@ -468,21 +473,23 @@ class Trainer:
         labels_N = self.source.train.labels_N
         return sources.part(self.source.train, some_of_each(labels_N, self.config.evaluate.train_images))
 
-    def collect_logits(self, readings: Mapping[int, Readings], split: Split) -> list[torch.Tensor] | None:
-        """All ranks call; the reporter receives those of every member."""
-        mine = {member: reading.logits_NK for member, reading in readings.items()}
-        shapes = [(len(split), self.source.num_classes)] * self.placement.num_members
-        return self.control.collect(mine, shapes, self.placement.host_of)
-
-    def weigh_members(self, logits: list[torch.Tensor] | None) -> None:
+    def weigh_members(self, held_out: Collected | None) -> None:
         """All ranks, if the method wants it: members' weights from their held-out logits, which rank 0 has."""
         if (weighing := self.method.weighing) is None:
             return
-        labels_N = self.source.val.labels_N
-        found = weighing.weigh(torch.stack(logits), labels_N) if logits is not None else []
+        found = weighing.weigh(held_out.logits_MNK, self.source.val.labels_N) if held_out is not None else []
         told = self.control.tell({"weights": found})
         if self.hosted.shared_modules is not None:
             weighing.take_weights(told["weights"], self.hosted.shared_modules)
+
+    def evaluator(
+        self, config: Config, hosted: Hosted, found: Checkpoint | None = None, w: Discriminator | None = None
+    ) -> Evaluator:
+        """Of members in memory; found and w as in `evaluator_of`."""
+        about = describe(config, self.run.name, self.done, described(self.source))
+        hosts = [self.placement.host_of[number // config.samples] for number in about.members]
+        shard, stage = Ensemble.shard(about, hosted), self.tracker.stage
+        return evaluator_of(config, shard, self.source, self.control, hosts, stage, found, w)
 
     @property
     def predictors(self) -> Hosted:
@@ -493,35 +500,17 @@ class Trainer:
 
     def evaluate(self) -> None:
         """The last weights, never the best on test (docs/choices.md, 20)."""
-        config, members, each = self.config, range(self.config.num_predictors), self.config.samples
+        config, found = self.config, None
         if not config.evaluate.test:
             if self.world.reports:
                 write_report([self.run], self.run.report_file)
             return
-        dims = feature_dims(config, config.num_members)
-        w, found, hosts = None, None, [self.placement.host_of[number // each] for number in members]
         if self.world.reports:
             path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
-            w = load_discriminator(config, self.method, self.source.num_classes, found)
-        evaluator = Evaluator(
-            self.predictors,
-            members,
-            hosts,
-            self.control,
-            self.world.device,
-            self.source,
-            w,
-            [dims[number // each] for number in members],
-            self.done,
-            self.method.student(len(members)),
-            stage=self.tracker.stage,
-            fusing=fusing_of(
-                config, self.method, members, hosts, self.control, self.source.num_classes, self.world.device, found
-            ),
-        )
+        evaluator = self.evaluator(config, self.predictors, found=found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
-            findings = evaluator.evaluate(config.evaluate, config.ood, config.calibration, config.data.root)
+            findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None:
                 self.tracker.say(show(findings.save(self.run)))
                 write_report([self.run], self.run.report_file)

@@ -294,7 +294,7 @@ def check_settings(config: Config, method: Method) -> None:
         ):
             if needs and given:
                 raise ValueError(f"method={method.name} {what}: write {instead}")
-    if method.counterpart is not None and method.fusing is method.counterpart and config.optimizer.ema is not None:
+    if method.counterpart is not None and method.counterpart.fusion and config.optimizer.ema is not None:
         raise ValueError(f"method={method.name} fuses members, not their averages: write optimizer.ema=null")
     check_trajectory(config, method)
     if method.asks_average and config.optimizer.ema is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.data.shift import Shift
-from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.readings import LOGITS, Reader
 from dicedist.metrics.calibration import mean_of_known
 from dicedist.metrics.measures import CORRUPTION_ERROR, SHIFT, functions
 
@@ -18,20 +18,21 @@ PLAIN = functions(SHIFT)
 CLEAN = "0"  # the severity of the test images as they are
 
 
-def measure_shift(evaluator: Evaluator, shift: Shift, average: str, temperature: float | None) -> dict[str, Any] | None:
+def measure_shift(reader: Reader, shift: Shift, temperature: float | None) -> dict[str, Any] | None:
     """All ranks call; the reporter gets the results. temperature: of validation, known to the reporter."""
-    readings = evaluator.collect(shift.clean, "test images") if shift.clean else None
+    average = reader.about.average
+    readings = reader.collect(shift.clean, "test images", (LOGITS,)) if shift.clean else None
     by_severity: dict[str, list[dict[str, Any]]] = {}
     if readings is not None and shift.clean is not None:
-        by_severity[CLEAN] = [measured(readings.logits_MNK, shift.clean.labels_N, average, temperature)]
+        by_severity[CLEAN] = [shift_measures(readings.logits_MNK, shift.clean.labels_N, average, temperature)]
     sets: dict[str, dict[str, Any]] = {}
     num_inputs = 0
     for name, severity, split in shift.sets:
-        readings = evaluator.collect(split, f"images of {name} {severity}")
+        readings = reader.collect(split, f"images of {name} {severity}", (LOGITS,))
         if readings is None:
             continue
         num_inputs = len(split)
-        found = measured(readings.logits_MNK, split.labels_N, average, temperature)
+        found = shift_measures(readings.logits_MNK, split.labels_N, average, temperature)
         sets.setdefault(name, {})[str(severity)] = found
         by_severity.setdefault(str(severity), []).append(found)
     if not sets:
@@ -45,7 +46,7 @@ def measure_shift(evaluator: Evaluator, shift: Shift, average: str, temperature:
     }
 
 
-def measured(logits_MNK: Tensor, labels_N: Tensor, average: str, temperature: float | None) -> dict[str, Any]:
+def shift_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, temperature: float | None) -> dict[str, Any]:
     log_p_NK = metrics.ensemble_log_probabilities(logits_MNK, average)
     found: dict[str, Any] = {name: fn(log_p_NK, labels_N) for name, fn in PLAIN.items()}
     if temperature is not None:

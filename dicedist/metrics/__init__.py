@@ -21,7 +21,7 @@ from dicedist.metrics.scoring import (
 )
 from dicedist.metrics.selective import risk_coverage
 from dicedist.metrics.statistics import Interval, bootstrap, over_seeds, paired_over_seeds
-from dicedist.metrics.summary import ALL, measure, training_measures, validation_measures
+from dicedist.metrics.summary import ALL, full_measures, measure, training_measures, validation_measures
 from dicedist.metrics.uncertainty import entropies, entropy
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "entropies",
     "entropy",
     "fit_temperature",
+    "full_measures",
     "measure",
     "nll",
     "ood",

@@ -18,7 +18,7 @@ from dicedist.cluster.world import World
 from dicedist.config.schema import Config
 from dicedist.data.order import num_batches
 from dicedist.data.sources import Source
-from dicedist.evaluation.evaluator import BATCH
+from dicedist.evaluation.readings import BATCH
 from dicedist.evaluation.redundancy import DRAWS
 
 ROUNDS = 5  # at most; the first one only sets up the kernels

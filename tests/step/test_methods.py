@@ -56,7 +56,7 @@ def assert_equals_reference(config, size=11):
         [copy.deepcopy(hosted.companion(i)) for i in hosted.companions],
     )
     seen = {}
-    fused = [hosted.discriminator] if step.method.fusing and hosted.discriminator else []
+    fused = [hosted.discriminator] if step.method.fusion and hosted.discriminator else []
     for part in (*hosted.learners, *fused):
         part.optimizer.register_step_pre_hook(lambda *_, p=part: seen.update({p.name: gradients_of(p.module)}))
     taught = watch_lessons(step)

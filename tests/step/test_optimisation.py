@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dicedist.evaluation.loading import load_ensemble, part_weights
-from dicedist.evaluation.readings import read
+from dicedist.evaluation.readings import LOGITS, whole
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS
 from dicedist.runs.run import Run
-from tests.support.steps import CPU, STRONG, batch_at, build_step, configured, weights_of
+from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
 from tests.support.tiny import asked_after, assert_same_run, build, train
 
 PLAIN = ("network._target_=tests.support.networks.Plain", "network.trusted=true")
@@ -114,10 +114,11 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     ensemble = load_ensemble(Run(modern), tell=lambda text: None)
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
     source = trainer.source
-    readings = read(trainer.members_to_evaluate, source.val, source, 16, CPU)
+    evaluator = trainer.evaluator(trainer.config, trainer.members_to_evaluate)
+    readings = whole(evaluator.read(source.val, "images", [LOGITS]))
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))
-    torch.testing.assert_close(readings[0].logits_NK, logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(readings[0][LOGITS], logits, atol=1e-5, rtol=1e-5)
 
 
 def test_an_average_may_begin_later(tmp_path, modern):

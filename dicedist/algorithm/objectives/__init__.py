@@ -17,7 +17,7 @@ that one member needs for itself, and that has a loss and an optimiser of its ow
 Legend: M members, B inputs, D features, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -59,6 +59,16 @@ class View:
         return torch.stack([self.fields[member][name] for member in chosen])
 
 
+@dataclass(frozen=True)
+class FusedHead:
+    """A classifier of the whole ensemble that a term trains, and that evaluation and prediction read."""
+
+    reads: str  # the field of every member that it reads: mean | map
+    part: str  # the part of a checkpoint that holds it
+    name: str  # its name in that part
+    build: Callable[[Sequence[Sizes]], nn.Module]  # makes logits of that field, one [B, width] of every member
+
+
 class Objective:
     """A term of a method. The class attributes say what it needs from the rest of the system."""
 
@@ -72,8 +82,7 @@ class Objective:
     asks_average: ClassVar[bool] = False  # reads the logits of the moving average of the weights
     asks_maps: ClassVar[bool] = False  # reads the last maps before pooling
     takes_lessons: ClassVar[bool] = False  # companions teach encoders by a second optimiser
-    fuses: ClassVar[str | None] = None  # the field of all members that a classifier of the whole ensemble reads
-    fused_by: ClassVar[tuple[str, str]] = ("", "")  # the part that holds that classifier, and its name there
+    fusion: ClassVar[FusedHead | None] = None
     asks_teacher: ClassVar[bool] = False  # reads the logits of a teacher, which the configuration names
     differentiates_pixels: ClassVar[bool] = False  # needs d/d(pixels), and so second derivatives
     weighs_on_validation: bool = False  # is told the members' logits of the held-out images after every epoch
@@ -102,11 +111,6 @@ class Objective:
     def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
         """What lives with a member and is trained beside it."""
         return None
-
-    @staticmethod
-    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        """The classifier of a term that `fuses`: it makes logits of that field, one [B, width] of every member."""
-        raise NotImplementedError
 
     def fields(self, view: View) -> Fields:
         """The fields that a member sends in addition to its encoding; nothing has been gathered yet."""
@@ -157,8 +161,8 @@ class Method:
         return self.counterpart if self.counterpart and self.counterpart.conditional is not None else None
 
     @property
-    def fusing(self) -> Objective | None:
-        return next((term for term in self.terms if term.fuses is not None), None)
+    def fusion(self) -> FusedHead | None:
+        return next((term.fusion for term in self.terms if term.fusion is not None), None)
 
     @property
     def weighing(self) -> Objective | None:

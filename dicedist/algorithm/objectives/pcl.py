@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import View
+from dicedist.algorithm.objectives import FusedHead, View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.schedules import Moment
 
@@ -43,15 +43,12 @@ class Term(Distillation):
     sends = ("share", "averaged")
     follows = ("ramp_up",)
     asks_average = True
-    fuses = "mean"
-    fused_by = ("shared", "fusion")
+    fusion = FusedHead(
+        "mean", "shared", "fusion", lambda sizes: Fusion([size.features for size in sizes], sizes[0].classes)
+    )
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         return {"fusion": Fusion([network.feature_dim for network in networks], num_classes)}
-
-    @staticmethod
-    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        return Fusion([size.features for size in sizes], sizes[0].classes)
 
     def fields(self, view: View) -> Fields:
         assert view.shared is not None and view.own.averaged_BK is not None
