@@ -38,7 +38,7 @@ from dicedist.evaluation.about import described
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.loading import describe, evaluator_of
-from dicedist.evaluation.readings import KEPT, LOGITS, Collected, Readings, whole
+from dicedist.evaluation.readings import KEPT, LOGITS, Collected, Readings
 from dicedist.evaluation.redundancy import READ_BY_W, sent_w
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
@@ -443,11 +443,11 @@ class Trainer:
         config = replace(self.config, trajectory={"kind": "none"})  # the members themselves, not their samples
         w = sent_w(config, self.placement, self.control, self.hosted, self.source.num_classes)
         evaluator = self.evaluator(config, self.members_to_evaluate, w=w)
-        readings: dict[str, Readings] = {}
+        readings: dict[str, list[Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():
                 noun = f"{'validation' if name == 'val' else 'training'} {self.source.kind}"
-                readings[name] = whole(evaluator.read(split, noun, columns[name], rows_N))
+                readings[name] = list(evaluator.read(split, noun, columns[name], rows_N))
         self.stopping = bool(self.control.agree(len(readings) < len(splits)))
         if self.stopping:
             return

@@ -82,38 +82,6 @@ class Ensemble(nn.Module):
         self.constant("pairs_2P", torch.triu_indices(len(about.members), len(about.members), offset=1))
         self.constant("compared_P2", torch.combinations(torch.arange(len(about.compared))))
 
-    @classmethod
-    def shard(cls, about: About, hosted: Hosted) -> "Ensemble":
-        """The members that a rank hosts, as they are in its memory; nothing is copied, and they can go on learning."""
-        members = [hosted.member(number) for number in hosted.members]
-        return cls(
-            about,
-            nn.Identity() if hosted.trunk is None else hosted.trunk.module,
-            [member.encoder for member in members],
-            [member.classifier for member in members],
-            [member.bottleneck for member in members if member.bottleneck is not None],
-            [about.members.index(number) for number in hosted.members],
-        )
-
-    def with_heads(self, weights: dict[str, Tensor]) -> Self:
-        """Add the heads, which read what all members make of an input: w, and the fused classifier (ffl, pcl).
-
-        weights: by their names in the ensemble.
-        """
-        about = self.about
-        if about.compared:
-            classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
-            self.w.to(self.device).load_state_dict(of_kind("w.", weights))
-        if about.fusion is not None and self.fused is not None:
-            known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
-            self.fusion = self.fused.build(known)
-            self.fusion.to(self.device).load_state_dict(of_kind("fusion.", weights))
-        return self
-
-    def frozen(self) -> Self:
-        return self.eval().requires_grad_(False)
-
     @staticmethod
     def load(
         source: str | Path,
@@ -247,6 +215,38 @@ class Ensemble(nn.Module):
         device = next((parameter.device for parameter in self.parameters()), value.device)
         self.register_buffer(name, value.to(device), persistent=False)
 
+    @classmethod
+    def shard(cls, about: About, hosted: Hosted) -> "Ensemble":
+        """The members in the memory of a rank. Nothing is copied, so they can go on learning."""
+        members = [hosted.member(number) for number in hosted.members]
+        return cls(
+            about,
+            nn.Identity() if hosted.trunk is None else hosted.trunk.module,
+            [member.encoder for member in members],
+            [member.classifier for member in members],
+            [member.bottleneck for member in members if member.bottleneck is not None],
+            [about.members.index(number) for number in hosted.members],
+        )
+
+    def with_heads(self, weights: dict[str, Tensor]) -> Self:
+        """Add the heads, which read all members together: w, and the fused classifier (ffl, pcl).
+
+        weights: by their names in the ensemble.
+        """
+        about = self.about
+        if about.compared:
+            classes = len(about.class_names) if about.conditional else 1
+            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            self.w.to(self.device).load_state_dict(of_kind("w.", weights))
+        if about.fusion is not None and self.fused is not None:
+            known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
+            self.fusion = self.fused.build(known)
+            self.fusion.to(self.device).eval().load_state_dict(of_kind("fusion.", weights))
+        return self
+
+    def frozen(self) -> Self:
+        return self.eval().requires_grad_(False)
+
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """`label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
 
@@ -317,7 +317,7 @@ class Ensemble(nn.Module):
 def build_members(
     about: About, trusted: bool, places: Sequence[int]
 ) -> tuple[nn.Module, list[Network], list[nn.Module]]:
-    """The trunk, the encoders and the classifiers of some members, with weights of no meaning."""
+    """Build the trunk, the encoders and the classifiers of some members, with random weights."""
 
     def network(name: str) -> Network:
         named = NetworkConfig(name, about.target, trusted, per_member=None)
@@ -331,7 +331,7 @@ def build_members(
 
 
 def as_in_training(ensemble: Ensemble) -> Ensemble:
-    """With the memory format of training, which is faster for convolutions and rounds in its own way."""
+    """Change the memory format to that of training, which is faster for convolutions and rounds in its own way."""
     for module in (ensemble.trunk, ensemble.encoders, ensemble.classifiers):
         module.to(memory_format=torch.channels_last)
     return ensemble
@@ -340,7 +340,7 @@ def as_in_training(ensemble: Ensemble) -> Ensemble:
 def restored(
     about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
 ) -> Ensemble:
-    """The ensemble of these weights, by their names in it; held: a shard, without heads."""
+    """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
     trunk, encoders, classifiers = build_members(about, trusted, range(len(about.members)) if held is None else held)
     sampled = any(name.startswith("bottlenecks.") for name in weights)
     bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]

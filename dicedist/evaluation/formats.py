@@ -178,8 +178,5 @@ def read(path: Path, trusted: bool) -> Ensemble:
 FORMATS: dict[str, tuple[Callable[[Ensemble, Path, Tensor], None], Callable[[Path], Answers]]] = {
     "pt2": (write_pt2, Program),
     "onnx": (write_onnx, read_onnx),
-    "safetensors": (
-        write_safetensors,
-        partial(read_ensemble, trusted=True),
-    ),  # the code of its networks has run already
+    "safetensors": (write_safetensors, partial(read_ensemble, trusted=True)),  # the code of its networks has run before
 }

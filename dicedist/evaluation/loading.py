@@ -157,14 +157,14 @@ def member_weights(
     about: About, config: Config, found: Checkpoint, held: Sequence[int], pieces: Sequence[str]
 ) -> dict[str, Tensor]:
     """The weights of the members at some places, by their names in an ensemble. pieces: of a member, that are read."""
-    kind, tensors, beginnings = weights_kind(config), {}, tuple(f"{piece}." for piece in pieces)
+    tensors, beginnings = {}, tuple(f"{piece}." for piece in pieces)
     for nth, place in enumerate(held):
-        for name, value in part_weights(found, config.predictor_part(about.members[place]), kind).items():
+        for name, value in part_weights(config, found, config.predictor_part(about.members[place])).items():
             piece, _, rest = name.partition(".")
             if name.startswith(beginnings):
                 tensors[f"{piece}s.{nth}.{rest}"] = value
     if about.trunk is not None and held:
-        tensors |= {f"trunk.{name}": value for name, value in part_weights(found, "trunk", kind).items()}
+        tensors |= {f"trunk.{name}": value for name, value in part_weights(config, found, "trunk").items()}
     return tensors
 
 
@@ -177,16 +177,14 @@ def head_weights(about: About, config: Config, found: Checkpoint) -> dict[str, T
         tensors |= {f"w.{name}": value for name, value in of_w.items()}
     head = Method(config.method).fusion
     if about.fusion is not None and head is not None:
-        of_part = part_weights(found, head.part, weights_kind(config))
+        of_part = part_weights(config, found, head.part)
         tensors |= {f"fusion.{name}": value for name, value in checkpoint.of_kind(f"{head.name}.", of_part).items()}
     return tensors
 
 
-def weights_kind(config: Config) -> str:
-    return AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
-
-
-def part_weights(found: Checkpoint, part: str, kind: str) -> dict[str, Tensor]:
+def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
+    """The weights that are evaluated and exported: those of the last step, or their moving average."""
+    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
     return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))
 
 

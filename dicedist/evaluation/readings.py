@@ -78,9 +78,25 @@ class Reader:
                 progress.show(done)
         progress.clear()
 
+    def collect(
+        self, split: Split, noun: str, columns: Sequence[str], lens: Lens | None = None, keep_N: Tensor | None = None
+    ) -> Collected | None:
+        """Read a split and gather it batch by batch, so that its features are never in memory together.
+
+        lens: looks at the features of each batch. keep_N: the rows, in their order, whose features stay.
+        """
+        wanted = [*columns, *((MEANS,) if lens else ()), *(KEPT if keep_N is not None else ())]
+        found = self.gather(self.read(split, noun, wanted, keep_N), wanted, lens)
+        return None if found is None else replace(found, labels_N=split.labels_N)
+
+    def gather(self, batches: Iterable[Readings], columns: Sequence[str], lens: Lens | None = None) -> Collected | None:
+        """All ranks call with what they have read of the same inputs."""
+        gathered = (self.gather_batch(own, columns, lens) for own in batches)
+        found = [batch for batch in gathered if batch is not None]
+        return joined(found) if found else None
+
     @torch.no_grad()
-    def gather(self, own: Readings, columns: Sequence[str], lens: Lens | None = None) -> Collected | None:
-        """All ranks call with what they have read of the same inputs. lens: looks at the features of these inputs."""
+    def gather_batch(self, own: Readings, columns: Sequence[str], lens: Lens | None) -> Collected | None:
         hosts = [REPORTER] * len(self.about.members) if self.hosts is None else self.hosts
         found: dict[str, list[Tensor]] = {}
         for name in columns:
@@ -96,18 +112,6 @@ class Reader:
             fused_BK = self.ensemble.fusion(fields).float().cpu()
         seen = {} if lens is None else lens(logits_MBK, stacked(found[MEANS]))
         return Collected(logits_MBK, seen, Features(means_MXD, scales_MXD), fused_BK)
-
-    def collect(
-        self, split: Split, noun: str, columns: Sequence[str], lens: Lens | None = None, keep_N: Tensor | None = None
-    ) -> Collected | None:
-        """Read a split and gather it batch by batch, so that its features are never in memory together.
-
-        lens: looks at the features of each batch. keep_N: the rows, in their order, whose features stay.
-        """
-        wanted = [*columns, *((MEANS,) if lens else ()), *(KEPT if keep_N is not None else ())]
-        batches = [self.gather(own, wanted, lens) for own in self.read(split, noun, wanted, keep_N)]
-        found = [batch for batch in batches if batch is not None]
-        return replace(joined(found), labels_N=split.labels_N) if found else None
 
     def features(self, split: Split, noun: str) -> Features | None:
         """The features of all inputs of a split, which must be small: rank 0 holds them."""
@@ -137,15 +141,6 @@ def in_evaluation_mode(ensemble: Ensemble) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def whole(batches: Iterable[Readings]) -> Readings:
-    """The batches of a split as one."""
-    found = list(batches)
-    return {
-        place: {name: torch.cat([batch[place][name] for batch in found]) for name in columns}
-        for place, columns in found[0].items()
-    }
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:

@@ -20,13 +20,11 @@ from dicedist.config.schema import AVERAGES, CalibrationConfig, Config, OodConfi
 from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
-from dicedist.data.shift import Shift, open_shift, refuse_severities
+from dicedist.data.shift import open_shift, refuse_severities
 from dicedist.data.sources import Source
 from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.evaluator import Evaluator
-from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.loading import (
     chosen_members,
     describe,
@@ -34,7 +32,7 @@ from dicedist.evaluation.loading import (
     load_shard,
     members_or_student,
 )
-from dicedist.evaluation.shift import measure_shift
+from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
 from dicedist.runs.run import Results, Run
 
@@ -56,7 +54,11 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     source = sources.load(config.data)
     inputs = found.about.get("source") or described(source)  # which checkpoints of older versions lack
     about = describe(config, run.name, found.step, inputs, members, request.average)
-    refuse_other_classes(about, source)
+    if len(about.class_names) != source.num_classes:
+        raise ValueError(
+            f"the run was trained on {len(about.class_names)} classes, and the {source.kind} of data.root have "
+            f"{source.num_classes}: name the data of the run"
+        )
     shift = None
     if request.shift is not None:
         shift = open_shift(request.shift, request.shift_severities, request.shift_limit, source, config.data.root)
@@ -74,22 +76,6 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
             add_shift(findings, str(request.shift), evaluator, shift)
     results = results_for(run, request, about, folds, config)
     return results, None if findings is None else findings.save(results, dropped=ood.left_out)
-
-
-def add_shift(findings: Findings | None, name: str, evaluator: Evaluator, shift: Shift) -> None:
-    """All ranks call this; the reporter, which has the findings, adds what was measured on shifted images."""
-    calibrated = findings.result.get("calibration") if findings else None
-    shifted = measure_shift(evaluator, shift, calibrated["temperature"] if calibrated else None)
-    if findings is not None:
-        findings.result["shift"] = {name: shifted}
-
-
-def refuse_other_classes(about: About, source: Source) -> None:
-    if len(about.class_names) != source.num_classes:
-        raise ValueError(
-            f"the run was trained on {len(about.class_names)} classes, and the {source.kind} of data.root have "
-            f"{source.num_classes}: name the data of the run"
-        )
 
 
 def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:

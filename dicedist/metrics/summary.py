@@ -15,9 +15,8 @@ from torch import Tensor
 from dicedist.metrics.calibration import reliability, split_half
 from dicedist.metrics.diversity import diversity, pairwise
 from dicedist.metrics.measures import ENSEMBLE, FURTHER, functions
-from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits
+from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits, entropies
 from dicedist.metrics.selective import risk_coverage
-from dicedist.metrics.uncertainty import entropies
 
 ALL = functions((*ENSEMBLE, *FURTHER))
 QUICK = functions(measure for measure in ENSEMBLE if measure.quick)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dicedist.evaluation.loading import load_ensemble, part_weights
-from dicedist.evaluation.readings import LOGITS, whole
-from dicedist.runs.checkpoint import AVERAGED_WEIGHTS
+from dicedist.evaluation.loading import load_ensemble
+from dicedist.evaluation.readings import LOGITS
+from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, of_kind, tensors_of
 from dicedist.runs.run import Run
 from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
 from tests.support.tiny import asked_after, assert_same_run, build, train
@@ -115,7 +115,7 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
     source = trainer.source
     evaluator = trainer.evaluator(trainer.config, trainer.members_to_evaluate)
-    readings = whole(evaluator.read(source.val, "images", [LOGITS]))
+    (readings,) = evaluator.read(source.val, "images", [LOGITS])
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))
     torch.testing.assert_close(readings[0][LOGITS], logits, atol=1e-5, rtol=1e-5)
@@ -127,4 +127,4 @@ def test_an_average_may_begin_later(tmp_path, modern):
     assert train(tmp_path, *without, after_step=asked_after(6))
     trainer = build(tmp_path, *MODERN, "resume.allow=[optimizer.ema]")
     assert int(trainer.hosted.members[0].average.n_averaged) == 0
-    assert not part_weights(trainer.run.checkpoint(), "member-0", AVERAGED_WEIGHTS)
+    assert not of_kind(AVERAGED_WEIGHTS, tensors_of(trainer.run.checkpoint(), "member-0"))

@@ -21,7 +21,7 @@ from dicedist.data.sources import some_of_each
 from dicedist.evaluation import redundancy
 from dicedist.evaluation.about import described
 from dicedist.evaluation.loading import describe, load_ensemble, load_shard
-from dicedist.evaluation.readings import KEPT, Reader, whole
+from dicedist.evaluation.readings import KEPT, Reader
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.reporting import adversary, dynamics
 from dicedist.runs.run import Run
@@ -107,8 +107,8 @@ def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
     found = run.checkpoint()
     shard = load_shard(describe(config, "tiny", 4, described(source)), config, found, [0, 1], trusted=False)
     rows = some_of_each(source.val.labels_N, redundancy.READ_BY_W)
-    readings = whole(Reader(shard, source).read(source.val, "images", KEPT, rows)).values()
-    features = Features(*(torch.stack([columns[name] for columns in readings]) for name in KEPT))
+    (readings,) = Reader(shard, source).read(source.val, "images", KEPT, rows)
+    features = Features(*(torch.stack([columns[name] for columns in readings.values()]) for name in KEPT))
     w = redundancy.saved_w(config, found, source.num_classes)
     exported = load_ensemble(run, tell=lambda text: None).w.state_dict()
     for name, value in average.items():

@@ -14,7 +14,7 @@ from dicedist.data import sources
 from dicedist.evaluation.about import described
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import describe
-from dicedist.evaluation.readings import MEANS, Reader, whole
+from dicedist.evaluation.readings import MEANS, Reader
 from tests.algorithm1 import Algorithm1
 from tests.support.literal import literal_of
 from tests.support.steps import (
@@ -104,6 +104,7 @@ def test_compiled_members_equal_plain_ones_in_training_and_are_plain_in_evaluati
     assert compiled > 0
     source = sources.load(config.data)
     shard = Ensemble.shard(describe(config, "", 1, described(source)), step.hosted)
-    assert whole(Reader(shard, source).read(source.train, "images", [MEANS]))[0][MEANS].shape == (16, 64)
+    (readings,) = Reader(shard, source).read(source.train, "images", [MEANS])
+    assert readings[0][MEANS].shape == (16, 64)
     assert all(module.training for module in member.modules())
     assert counters["stats"]["unique_graphs"] == compiled
