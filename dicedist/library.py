@@ -13,11 +13,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dicedist import metrics
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT, EXIT_USER
 from dicedist.config import compose_config
 from dicedist.config.schema import AVERAGES
 from dicedist.evaluation.ensemble import Ensemble
-from dicedist.evaluation.evaluator import measured
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.evaluation.tables import show
 from dicedist.reporting.page import page, pictures, write_report
@@ -159,4 +159,4 @@ def score(
         raise ValueError(f"logits [M, N, K] and labels [N] must be numbers ({error})") from error
     if given[1].is_floating_point() or given[1].dtype == torch.bool:
         raise ValueError(f"labels are {given[1].dtype}: give whole numbers from 0")
-    return measured(given[0].float(), given[1].long(), average, folds)
+    return metrics.full_measures(given[0].float(), given[1].long(), average, folds)

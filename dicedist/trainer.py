@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dicedist.algorithm.build import build_step, feature_dims
+from dicedist.algorithm.build import build_step
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.cluster import signals
@@ -21,15 +22,18 @@ from dicedist.cluster.devices import refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
+from dicedist.config.plan import Plan
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
+from dicedist.evaluation.about import described
+from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
-from dicedist.evaluation.fusing import fusing_of
-from dicedist.evaluation.redundancy import load_discriminator
+from dicedist.evaluation.loading import describe, evaluator_of
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint
+from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.lock import run_lock
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
@@ -100,7 +104,14 @@ class Trainer:
         )
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
-        self.validation = Validation(self.job, world, self.hosted, self.members_to_evaluate, self.tracker)
+        members_alone = replace(self.job.plan, samples=1)  # validation reads members, not their samples
+        self.validation = Validation(
+            self.job,
+            world,
+            self.hosted,
+            lambda w: self.evaluator(members_alone, self.members_to_evaluate, w=w),
+            self.tracker,
+        )
         self.listeners = self.build_listeners(saver)
         self.stopping = False
         self.asked: Callable[[], int] = lambda: False  # any rank was asked to stop before the last step
@@ -235,45 +246,31 @@ class Trainer:
         self.recorder.validated = self.done
         self.recorder.sync(self.done, self.validation_due)
 
-    @property
-    def predictors(self) -> Hosted:
-        """The ensemble that is evaluated in the end: the members, or all of their samples."""
-        if self.paths.kind is None:
-            return self.members_to_evaluate
-        return replace(self.hosted, members=self.paths.samples)
+    def evaluator(
+        self, plan: Plan, hosted: Hosted, found: Checkpoint | None = None, w: Discriminator | None = None
+    ) -> Evaluator:
+        """Build the evaluator of members in memory; found and w as in `evaluator_of`."""
+        config, method, source = self.job.config, self.job.method, self.job.source
+        about = describe(config, method, plan, self.run.name, self.done, described(source))
+        hosts = [self.job.placement.host_of[number // plan.samples] for number in about.members]
+        shard = Ensemble.shard(about, hosted)
+        return evaluator_of(config, method, plan, shard, source, self.control, hosts, self.tracker.stage, found, w)
 
     def evaluate(self) -> None:
         """Measure the last weights, never the best on test (docs/choices.md, 20)."""
-        config, plan, members = self.job.config, self.job.plan, range(self.job.plan.num_predictors)
+        config, found = self.job.config, None
         if not config.evaluate.test:
             if self.world.reports:
                 write_report([self.run], self.run.report_file)
             return
-        dims, source = feature_dims(config, plan), self.job.source
-        w, found, hosts = None, None, [self.job.placement.host_of[number // plan.samples] for number in members]
         if self.world.reports:
             path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
-            w = load_discriminator(config, self.job.method, plan, source.num_classes, found)
-        evaluator = Evaluator(
-            self.predictors,
-            members,
-            hosts,
-            self.control,
-            self.world.device,
-            source,
-            w,
-            [dims[number // plan.samples] for number in members],
-            self.done,
-            self.job.method.student(len(members)),
-            stage=self.tracker.stage,
-            fusing=fusing_of(
-                config, self.job.method, plan, members, hosts, self.control, source.num_classes, self.world.device,
-                found,
-            ),
-        )  # fmt: skip
+        follows_paths = self.paths.kind is not None
+        predictors = replace(self.hosted, members=self.paths.samples) if follows_paths else self.members_to_evaluate
+        evaluator = self.evaluator(self.job.plan, predictors, found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
-            findings = evaluator.evaluate(config.evaluate, config.ood, config.calibration, config.data.root)
+            findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None:
                 self.tracker.say(show(findings.save(self.run)))
                 write_report([self.run], self.run.report_file)

@@ -160,10 +160,11 @@ class ConditionalRedundancy(nn.Module):
         self.steps += 1
         return self.values
 
+    @torch.no_grad()
     def independence(self, means: Stacked, labels: Tensor) -> Tensor:
         """[B]: the mean over pairs of 1 - w, low where features are redundant; multiplies logits for an OOD score."""
         means_MBD = self.stacked("means", means)
-        return self.discriminator.independence(means_MBD, labels, self.discriminator.pairs_P2)
+        return self.discriminator.network.independence(means_MBD, labels, self.discriminator.pairs_P2)
 
     def stacked(self, name: str, values: Stacked) -> Tensor:
         try:

@@ -73,10 +73,10 @@ class PairClassifier(nn.Module):
     def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
         """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant.
 
-        docs/choices.md, 13: the paper has 1 - w in its text, but w in an appendix.
+        docs/choices.md, 13: the paper has 1 - w in its text, but w in an appendix. Unconditional w ignores the labels.
         """
         first_MBH = self.project(means_MBD)
-        of_class = self.of_class(labels_B)
+        of_class = self.of_class(labels_B if len(self.embedding_KE) > 1 else torch.zeros_like(labels_B))
         first_PBH = first_MBH[pairs_P2[:, 0]] + first_MBH[pairs_P2[:, 1]] + of_class.first_BH
         return torch.sigmoid(-self.logits(first_PBH, of_class)).mean(0)
 
@@ -299,10 +299,6 @@ class Discriminator(Adversary):
         elif not isinstance(self.config.scale, str):
             noise = noise * self.config.scale
         return means + noise
-
-    @torch.no_grad()
-    def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
-        return self.network.independence(means_MBD, self.classes(labels_B), pairs_P2)
 
     def classes(self, labels_B: Tensor) -> Tensor:
         return labels_B if self.conditional else torch.zeros_like(labels_B)

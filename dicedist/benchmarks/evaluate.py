@@ -7,8 +7,7 @@ import torch
 
 from dicedist.config import Config
 from dicedist.evaluation.calibration import fit
-from dicedist.evaluation.evaluator import measured
-from dicedist.metrics import ood, validation_measures
+from dicedist.metrics import full_measures, ood, validation_measures
 from dicedist.metrics.features import Reference
 from dicedist.metrics.ood import auroc_resamples
 
@@ -24,7 +23,7 @@ def evaluate(config: Config) -> list[dict[str, Any]]:
     features_MND = torch.randn(MEMBERS, INPUTS, FEATURES)
     targets, training = config.calibration, Reference.of(features_MND, labels_N, CLASSES)
     work = {
-        "all measures, reliability, per class": lambda: measured(logits_MNK, labels_N, config.evaluate.average, 1),
+        "all measures, reliability, per class": lambda: full_measures(logits_MNK, labels_N, config.evaluate.average, 1),
         "after an epoch": lambda: validation_measures(logits_MNK, labels_N),
         "calibration": lambda: fit(logits_MNK, labels_N, config.evaluate.average, targets, scores),
         "an OOD set, one score": lambda: ood(scores + 0.1, scores),

@@ -73,12 +73,11 @@ class Control:
             dist.gather(padded, received, dst=REPORTER)
         return [decoded(row[:size]) for row, size in zip(received or [], sizes, strict=False)]
 
-    def collect(
-        self, own: Mapping[int, Tensor], like: Sequence[tuple[int, ...]], hosts: Sequence[int]
-    ) -> list[Tensor] | None:
-        """Each rank passes a CPU tensor for each member that it hosts; the reporter receives those of all members.
+    def collect(self, own: Mapping[int, Tensor], hosts: Sequence[int]) -> list[Tensor] | None:
+        """Each rank passes a float tensor [rows, width] on the CPU for each member that it hosts; the reporter receives
+        the tensors of all members, in their order.
 
-        like: the shapes of all members' tensors. hosts: the rank that sends for each member.
+        hosts: the rank that sends for each member. Tensors may differ in shape.
         """
         received: list[Tensor] = []
         with between_ranks():
@@ -86,11 +85,17 @@ class Control:
                 if host == self.rank == REPORTER:
                     received.append(own[member])
                 elif host == self.rank:
+                    dist.send(torch.tensor(own[member].shape), dst=REPORTER)
                     dist.send(own[member].contiguous(), dst=REPORTER)
                 elif self.reports:
-                    received.append(torch.empty(like[member]))
+                    shape = torch.empty(2, dtype=torch.int64)
+                    dist.recv(shape, src=host)
+                    received.append(torch.empty(shape.tolist()))
                     dist.recv(received[-1], src=host)
         return received if self.reports else None
+
+
+ALONE = Control(REPORTER, world_size=1)
 
 
 def encoded(record: Record) -> Tensor:

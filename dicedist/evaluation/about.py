@@ -6,6 +6,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from dicedist.data.sources import Source
+
 VECTORS = "vectors"
 PREPARATION = "the short side is scaled to `size` by bilinear interpolation, and the middle square is taken"
 
@@ -64,6 +66,11 @@ class About:
             calibration=self.calibration if whole else None,
             fusion=self.fusion if whole else None,
         )
+
+
+def described(source: Source) -> dict[str, Any]:
+    """The fields of About that the data give."""
+    return {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
 
 
 def not_ours(path: Path) -> str:

@@ -68,18 +68,18 @@ def fit(
     if threshold == conformal.NEVER:
         warn(f"no confidence keeps calibration.risk={risk} on {config.source} images: the ensemble abstains always")
     return Calibration(
-        source=config.source,
+        **{**asdict(config), "risk": risk},
         num_inputs=len(labels_N),
         temperature=temperature,
-        alpha=config.alpha,
-        conformal=config.conformal,
-        per_class=config.per_class,
         quantiles=quantiles,
-        risk=risk,
-        coverage=config.coverage,
         threshold=threshold,
         ood_threshold=None if ood_scores_N is None else conformal.acceptance_threshold(ood_scores_N),
     )
+
+
+def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str, Tensor]:
+    """What a calibration was chosen from, for logits.safetensors: other members or targets can be calibrated later."""
+    return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), SCORES: ood_scores_N}  # perhaps the test set's own
 
 
 def tested(
@@ -110,13 +110,7 @@ def tested(
 
 
 def decisions(about: About, logits_NK: Tensor, confidence_N: Tensor, ood_score_N: Tensor) -> dict[str, Tensor]:
-    """What a calibrated ensemble adds to its answers, also inside an exported graph; nothing where it is not.
-
-    label_set [N, K]: whether each class belongs to the set that holds the true one with probability 1 - alpha
-    abstain [N]: whether the input should go to somebody else; reason [N]: 0 it is answered, 1 unsure, 2 unlike the
-        training images, which counts first
-    ood_threshold [N]: of the OOD score, the same for every input
-    """
+    """What a calibrated ensemble adds to its answers, also inside an exported graph: `Prediction` names the fields."""
     if about.calibration is None:
         return {}
     found = Calibration(**about.calibration)

@@ -71,12 +71,10 @@ class Scorer:
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
         return scores
 
-    def used(self, logits_MNK: Tensor, seen: Scores) -> Tensor:
-        """The score that predictions carry: DICE x w, or without w the largest probability."""
-        logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
-        if INDEPENDENCE in seen:
-            logits_NK = logits_NK * seen[INDEPENDENCE][:, None]
-        return metrics.confidence(logits_NK)
+
+def used(scores: Scores) -> Tensor:
+    """The score that predictions carry: DICE x w, or without w the largest probability."""
+    return scores.get("dice_x_w", scores["max_softmax"])
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""The ensemble for inference: images or vectors in, predictions out. From a run, an exported file, or own networks.
+"""A trained ensemble: images or vectors in, predictions out. From a run, an exported file, or own networks.
 
-It holds only what inference needs: the members without bottleneck, and the discriminator w without its memory.
+It holds only what inference needs: the members without bottleneck, the discriminator w without its memory, the fused
+classifier. A shard is the ensemble of a rank that evaluates: some of the members, with their bottlenecks.
 
-Legend: M members, N inputs, H rows, W columns, C colours, D features, K classes, P pairs of members,
+Legend: M members, N inputs, H rows, W columns, C colors, D features, K classes, P pairs of members,
 V values of a vector.
 """
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,16 @@ from torch.nn.functional import pad
 from dicedist import metrics
 from dicedist.algorithm import networks, objectives
 from dicedist.algorithm.discriminator import PairClassifier
+from dicedist.algorithm.member import Bottleneck
 from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import NetworkConfig
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
 from dicedist.evaluation.calibration import decisions
+from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
 
 IMAGES = ("uint8", "float")
@@ -53,25 +57,30 @@ class Ensemble(nn.Module):
     compared_P2: Tensor
 
     def __init__(
-        self, about: About, trunk: nn.Module, encoders: Sequence[nn.Module], classifiers: Sequence[nn.Module]
+        self,
+        about: About,
+        trunk: nn.Module,
+        encoders: Sequence[nn.Module],
+        classifiers: Sequence[nn.Module],
+        bottlenecks: Sequence[nn.Module] = (),
+        held: Sequence[int] | None = None,
     ) -> None:
+        """held: the places in `about.members` of the members of a shard, which the modules are of; None for all."""
         super().__init__()
-        self.about = about
-        self.trunk, self.encoders, self.classifiers = trunk, nn.ModuleList(encoders), nn.ModuleList(classifiers)
-        self.feature_dim = max((width(encoders[place]) for place in about.compared), default=0)  # that w reads
-        self.w = None
-        if about.compared:
-            told_classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), self.feature_dim, told_classes)
-        self.fusion, self.fuses = fused_classifier(about)
+        self.about, self.trunk = about, trunk
+        self.encoders, self.classifiers = nn.ModuleList(encoders), nn.ModuleList(classifiers)
+        self.bottlenecks = nn.ModuleList(bottlenecks)
+        self.held = list(range(len(about.members)) if held is None else held)
+        self.w: PairClassifier | None = None
+        self.fusion: nn.Module | None = None
+        self.fused = None if about.fusion is None else objectives.named(about.fusion["term"]).fused_head()
         each = (-1,) if about.images == VECTORS else (-1, 1, 1)
         std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1
         self.constant("scale_C11", (1 / (brightest * std_C11)).float())
         self.constant("shift_C11", (-mean_C11 / std_C11).float())
-        self.constant("pairs_2P", torch.triu_indices(len(encoders), len(encoders), offset=1))
+        self.constant("pairs_2P", torch.triu_indices(len(about.members), len(about.members), offset=1))
         self.constant("compared_P2", torch.combinations(torch.arange(len(about.compared))))
-        self.eval().requires_grad_(False)
 
     @staticmethod
     def load(
@@ -97,7 +106,7 @@ class Ensemble(nn.Module):
         ensemble = read(path, trusted)
         if average not in (None, ensemble.about.average) or images not in ("uint8", ensemble.about.images):
             raise ValueError(f"{path} was exported with its own average and images: leave these out, or load the run")
-        return ensemble if members is None else ensemble[ensemble.places(listed(members))]
+        return ensemble if members is None else ensemble[ensemble.places_of(listed(members))]
 
     @classmethod
     def from_members(
@@ -126,7 +135,7 @@ class Ensemble(nn.Module):
             target=None, trunk=None, compared=[], conditional=False, class_names=names, mean=list(mean), std=list(std),
             size=size, images="uint8", average=average, temperature=temperature,
         )  # fmt: skip
-        ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies])
+        ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies]).frozen()
         ensemble.refuse_misfits()
         return ensemble
 
@@ -170,7 +179,7 @@ class Ensemble(nn.Module):
             raise ValueError("networks of one's own give logits only: their features are known to themselves")
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)
-            read = [self.encode(batch.to(self.device)) for batch in given]
+            read = [self.encode(self.normalise(batch.to(self.device)))[0] for batch in given]
         return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
 
     @property
@@ -188,18 +197,14 @@ class Ensemble(nn.Module):
             raise ValueError(f"members {places}: the ensemble has places 0 to {len(self) - 1}, name some once each")
         about = self.about.of(places)
         encoders, classifiers = ([modules[place] for place in places] for modules in (self.encoders, self.classifiers))
-        part = Ensemble(about, self.trunk, encoders, classifiers).to(self.device)
-        if part.fusion is not None and self.fusion is not None:
-            part.fusion.load_state_dict(self.fusion.state_dict())
-        if part.w is not None and self.w is not None:
+        part, weights = Ensemble(about, self.trunk, encoders, classifiers), dict(self.state_dict())
+        if about.compared:
             slots = [self.about.compared.index(places[new]) for new in about.compared]
-            weights = dict(self.w.state_dict())
-            weights["slots_MDH"] = weights["slots_MDH"][slots, : part.feature_dim]
-            part.w.load_state_dict(weights)
-        return part
+            weights["w.slots_MDH"] = weights["w.slots_MDH"][slots]
+        return part.with_heads(weights).to(self.device).frozen()
 
-    def places(self, members: Any) -> list[int]:
-        """Where the run's members of these numbers stand in this ensemble."""
+    def places_of(self, members: Any) -> list[int]:
+        """The places in this ensemble of the members that have these numbers in the run."""
         known = self.about.members
         if not isinstance(members, list) or not set(members) <= set(known):
             raise ValueError(f"members={members}: the file holds the members {known}, name some of them")
@@ -207,27 +212,54 @@ class Ensemble(nn.Module):
 
     def constant(self, name: str, value: Tensor) -> None:
         """A tensor that moves with the module but is not one of its weights."""
-        self.register_buffer(name, value, persistent=False)
+        device = next((parameter.device for parameter in self.parameters()), value.device)
+        self.register_buffer(name, value.to(device), persistent=False)
+
+    @classmethod
+    def shard(cls, about: About, hosted: Hosted) -> "Ensemble":
+        """The members in the memory of a rank. Nothing is copied, so they can go on learning."""
+        members = [hosted.member(number) for number in hosted.members]
+        return cls(
+            about,
+            nn.Identity() if hosted.trunk is None else hosted.trunk.module,
+            [member.encoder for member in members],
+            [member.classifier for member in members],
+            [member.bottleneck for member in members if member.bottleneck is not None],
+            [about.members.index(number) for number in hosted.members],
+        )
+
+    def with_heads(self, weights: dict[str, Tensor]) -> Self:
+        """Add the heads, which read all members together: w, and the fused classifier (ffl, pcl).
+
+        weights: by their names in the ensemble.
+        """
+        about = self.about
+        if about.compared:
+            classes = len(about.class_names) if about.conditional else 1
+            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            self.w.to(self.device).load_state_dict(of_kind("w.", weights))
+        if about.fusion is not None and self.fused is not None:
+            known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
+            self.fusion = self.fused.build(known)
+            self.fusion.to(self.device).eval().load_state_dict(of_kind("fusion.", weights))
+        return self
+
+    def frozen(self) -> Self:
+        return self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """label: the class [N]; probabilities: those of the ensemble [N, K]; member_logits [N, M, K]; for each input:
-        disagreement: the share of pairs of members that predict different classes; 0 for a single member
-        confidence: the largest probability after temperature scaling
-        entropy, mutual_information: in nats, the whole uncertainty, and the members' disagreement
-        ood_score: high means in distribution. The largest probability for logits times mean(1 - w), "DICE x w" in
-            the evaluation; without w, the largest probability.
-        member_labels [N, M]; and where the ensemble is calibrated, what `decisions` adds
-        fused_label [N], fused_probabilities [N, K]: of the fused classifier, where the method trains one (ffl, pcl);
-            everything else is of the members and their mean
+        """`label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
+
+        ood_score is the largest probability for logits times mean(1 - w), "DICE x w" in the evaluation; without w, the
+        largest probability.
         """
         if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
-            self.refuse_unfit(images)
+            inputs.refuse_unfit(images, self.about)
         return self.answer(images)
 
     def answer(self, images: Tensor) -> dict[str, Tensor]:
-        means, maps = self.read(images)
-        heads = zip(self.classifiers, means, strict=True)
-        logits_MNK = torch.stack([classifier(mean_ND) for classifier, mean_ND in heads])
+        means, fields = self.encode(self.normalise(images))
+        logits_MNK = torch.stack(self.classify(means))
         logits_NK = metrics.ensemble_logits(logits_MNK, self.about.average)
         label_N = logits_NK.argmax(1)
         share_N1 = self.independence(means, label_N)[:, None] if self.w is not None else 1.0
@@ -243,45 +275,27 @@ class Ensemble(nn.Module):
             "ood_score": largest(logits_NK * share_N1),
         }
         if self.fusion is not None:
-            fused_NK = self.fusion(maps if self.fuses == "map" else means)
+            fused_NK = self.fusion(fields)
             answers |= {"fused_label": fused_NK.argmax(1), "fused_probabilities": fused_NK.softmax(1).float()}
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
 
-    def encode(self, images: Tensor) -> list[Tensor]:
-        return self.read(images)[0]
-
-    def read(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The features of every member, and its map before pooling where a fused classifier reads it."""
-        shared = self.trunk(self.normalise(images))
-        if self.fuses != "map":
-            return [encoder(shared) for encoder in self.encoders], []
+    def encode(self, normalised: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The features of every member held here, and the field of each that the fused classifier reads."""
+        shared = self.trunk(normalised)
+        if self.fused is None or self.fused.reads != "map":
+            means = [encoder(shared) for encoder in self.encoders]
+            return means, means
         read = [encoder.outputs(shared) for encoder in self.encoders if isinstance(encoder, Network)]
         return [each[0] for each in read], [each[2].flatten(1) for each in read if each[2] is not None]
 
-    def refuse_unfit(self, images: Tensor) -> None:
-        """Images of another type, size or range would be answered, and wrongly."""
-        if not isinstance(images, Tensor):
-            raise ValueError(
-                f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)"
-            )
-        if self.about.images == VECTORS:
-            inputs.refuse_unfit_vectors(images, self.about)
-            return
-        about, size, is_uint8 = self.about, self.about.size, self.about.images == "uint8"
-        layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
-        fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
-        if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
-            raise ValueError(
-                f"images are {images.dtype} {list(images.shape)}, and this ensemble takes {layout} with "
-                f"{size} x {size} pixels: bring them to that first, as training did ({about.preparation})"
-            )
-        if not images.numel():
-            return
-        low, high = images.amin().item(), images.amax().item()
-        if is_uint8 and high <= 1:
-            raise ValueError(f"the brightest pixel is {high:.0f} of 255: were images in 0..1 turned into uint8?")
-        if not is_uint8 and not (0 <= low and high <= 1):
-            raise ValueError(f"pixels lie in {low:.3g}..{high:.3g}: give images in 0..1, which are normalised in here")
+    def classify(self, means: Sequence[Tensor]) -> list[Tensor]:
+        return [classifier(mean_ND) for classifier, mean_ND in zip(self.classifiers, means, strict=True)]
+
+    def scales(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """The scales of the features; 1 for deterministic members."""
+        if not self.bottlenecks:
+            return [torch.ones_like(mean_ND) for mean_ND in means]
+        return [bottleneck(mean_ND)[0] for bottleneck, mean_ND in zip(self.bottlenecks, means, strict=True)]
 
     def normalise(self, images: Tensor) -> Tensor:
         images_NCHW = images.permute(0, 3, 1, 2).float() if self.about.images == "uint8" else images
@@ -295,51 +309,54 @@ class Ensemble(nn.Module):
     def independence(self, means: Sequence[Tensor], labels_N: Tensor) -> Tensor:
         """The mean of 1 - w over pairs of compared members; members with fewer features are padded with 0."""
         assert self.w is not None
-        compared = [means[place] for place in self.about.compared]
-        means_MND = torch.stack([pad(mean_ND, (0, self.feature_dim - mean_ND.shape[1])) for mean_ND in compared])
-        classes_N = labels_N if self.about.conditional else torch.zeros_like(labels_N)
-        return self.w.independence(means_MND, classes_N, self.compared_P2)
+        read = self.w.slots_MDH.shape[1]
+        compared = [pad(means[place], (0, read - means[place].shape[1])) for place in self.about.compared]
+        return self.w.independence(torch.stack(compared), labels_N, self.compared_P2)
 
 
-def fused_classifier(about: About) -> tuple[nn.Module | None, str | None]:
-    """The classifier with weights of no meaning, and the field that it reads of every member."""
-    if about.fusion is None:
-        return None, None
-    of_members = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
-    term = objectives.named(about.fusion["term"])
-    return term.fusion(of_members), term.fuses
-
-
-def build(about: About, trusted: bool) -> Ensemble:
-    """The networks that an ensemble names, with weights of no meaning."""
+def build_members(
+    about: About, trusted: bool, places: Sequence[int]
+) -> tuple[nn.Module, list[Network], list[nn.Module]]:
+    """Build the trunk, the encoders and the classifiers of some members, with random weights."""
 
     def network(name: str) -> Network:
         named = NetworkConfig(name, about.target, trusted, per_member=None)
         shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
         return networks.build(replace(named, **(about.options or {})), shape)
 
-    whole = [network(name) for name in about.networks]
-    encoders = whole if about.trunk is None else [member.branch() for member in whole]
-    trunk = nn.Identity() if about.trunk is None else network(about.trunk).trunk
-    classifiers = [nn.Linear(encoder.feature_dim, len(about.class_names)) for encoder in encoders]
-    return Ensemble(about, trunk, encoders, classifiers)
+    encoders = [network(about.networks[place]) for place in places]
+    classifiers: list[nn.Module] = [nn.Linear(own.feature_dim, len(about.class_names)) for own in encoders]
+    if about.trunk is None or not encoders:
+        return nn.Identity(), encoders, classifiers
+    return network(about.trunk).trunk, [own.branch() for own in encoders], classifiers
 
 
-def filled(ensemble: Ensemble, weights: Mapping[str, Tensor], origin: Path) -> Ensemble:
-    try:
-        ensemble.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{origin} is of another network, method or number of classes") from error
+def as_in_training(ensemble: Ensemble) -> Ensemble:
+    """Change the memory format to that of training, which is faster for convolutions and rounds in its own way."""
+    for module in (ensemble.trunk, ensemble.encoders, ensemble.classifiers):
+        module.to(memory_format=torch.channels_last)
     return ensemble
+
+
+def restored(
+    about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
+) -> Ensemble:
+    """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
+    trunk, encoders, classifiers = build_members(about, trusted, range(len(about.members)) if held is None else held)
+    sampled = any(name.startswith("bottlenecks.") for name in weights)
+    bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
+    ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
+    try:
+        if held is None:
+            ensemble.with_heads(weights)
+        ensemble.load_state_dict(weights)
+    except (RuntimeError, KeyError, IndexError) as error:
+        raise ValueError(f"{origin} is of another network, method or number of classes") from error
+    return ensemble.frozen()
 
 
 def largest(logits_NK: Tensor) -> Tensor:
     return logits_NK.softmax(1).amax(1).float()
-
-
-def width(encoder: nn.Module) -> int:
-    assert isinstance(encoder, Network)
-    return encoder.feature_dim
 
 
 def listed(members: Sequence[int] | str | None) -> list[int] | str | None:

@@ -27,22 +27,26 @@ class Findings:
         """
         earlier = results.result() or {}
         if same_ensemble(earlier, self.result):
-            replaced = {*self.result["ood"], *dropped}
-            kept = {name: found for name, found in earlier.get("ood", {}).items() if name not in replaced}
-            tensors = earlier_tensors(results)
-            self.tensors |= {f"ood.{name}": tensors[f"ood.{name}"] for name in kept if f"ood.{name}" in tensors}
-            self.result["ood"] |= kept
-            self.result["ood_groups"] = {**groups_without(earlier, dropped), **self.result.get("ood_groups", {})}
-            self.result["ood_missing"] = [line for line in self.result["ood_missing"] if name_of(line) not in kept]
-            if "shift" in earlier:
-                self.result["shift"] = {**earlier["shift"], **self.result.get("shift", {})}
-            self.result |= {key: earlier[key] for key in KEPT if key in earlier and key not in self.result}
+            self.add_earlier(earlier, earlier_tensors(results), dropped)
         results.directory.mkdir(parents=True, exist_ok=True)
         save_tensors(self.tensors, results.logits_file)
         if self.gallery:
             save_tensors(self.gallery, results.gallery_file)
         results.write_result(self.result)
         return self.result
+
+    def add_earlier(self, earlier: dict[str, Any], tensors: dict[str, Tensor], dropped: Collection[str]) -> None:
+        result = self.result
+        kept = {name: found for name, found in earlier.get("ood", {}).items() if name not in {*result["ood"], *dropped}}
+        self.tensors |= {f"ood.{name}": tensors[f"ood.{name}"] for name in kept if f"ood.{name}" in tensors}
+        # The means of a group say nothing any more where the user dropped one of its sets.
+        groups = {k: v for k, v in earlier.get("ood_groups", {}).items() if not set(v["sets"]) & set(dropped)}
+        result["ood"] |= kept
+        result["ood_groups"] = groups | result.get("ood_groups", {})
+        result["ood_missing"] = [line for line in result["ood_missing"] if line.partition(":")[0] not in kept]
+        if "shift" in earlier:
+            result["shift"] = earlier["shift"] | result.get("shift", {})
+        result |= {key: earlier[key] for key in KEPT if key in earlier and key not in result}
 
 
 def same_ensemble(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
@@ -52,19 +56,8 @@ def same_ensemble(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
     )
 
 
-def groups_without(earlier: dict[str, Any], dropped: Collection[str]) -> dict[str, Any]:
-    """Groups of OOD sets; their means say nothing any more where the user dropped one of their sets."""
-    groups = earlier.get("ood_groups", {})
-    return {name: group for name, group in groups.items() if not set(group["sets"]) & set(dropped)}
-
-
 def earlier_tensors(results: Results) -> dict[str, Tensor]:
     try:
         return load_tensors(results.logits_file)
     except (OSError, SafetensorError):
         return {}
-
-
-def name_of(line: str) -> str:
-    """The OOD set that a line of `ood_missing` is about."""
-    return line.partition(":")[0]

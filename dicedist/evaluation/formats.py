@@ -18,7 +18,7 @@ from torch.export.passes import move_to_device_pass
 from dicedist.algorithm.randomness import generator
 from dicedist.data import sources
 from dicedist.evaluation.about import VECTORS, About, not_ours
-from dicedist.evaluation.ensemble import Ensemble, build, filled
+from dicedist.evaluation.ensemble import Ensemble, restored
 from dicedist.runs.checkpoint import sync
 from dicedist.runs.run import Run
 
@@ -124,7 +124,7 @@ def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
         weights = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(not_ours(path)) from error
-    return filled(build(About.parse(text, path), trusted), weights, path)
+    return restored(About.parse(text, path), trusted, weights, path)
 
 
 class Program(Ensemble):
@@ -178,8 +178,5 @@ def read(path: Path, trusted: bool) -> Ensemble:
 FORMATS: dict[str, tuple[Callable[[Ensemble, Path, Tensor], None], Callable[[Path], Answers]]] = {
     "pt2": (write_pt2, Program),
     "onnx": (write_onnx, read_onnx),
-    "safetensors": (
-        write_safetensors,
-        partial(read_ensemble, trusted=True),
-    ),  # the code of its networks has run already
+    "safetensors": (write_safetensors, partial(read_ensemble, trusted=True)),  # the code of its networks has run before
 }

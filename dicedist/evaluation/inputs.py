@@ -95,6 +95,33 @@ def vectors(given: Any, about: About) -> Tensor:
     return values
 
 
+def refuse_unfit(images: Tensor, about: About) -> None:
+    """Images of another type, size or range would be answered, and wrongly."""
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)")
+    if about.images == VECTORS:
+        refuse_unfit_vectors(images, about)
+        return
+    size, is_uint8 = about.size, about.images == "uint8"
+    layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
+    fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
+    if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
+        raise ValueError(
+            f"images are {images.dtype} {list(images.shape)}, and this ensemble takes {layout} with "
+            f"{size} x {size} pixels: bring them to that first, as training did ({about.preparation})"
+        )
+    if images.numel():
+        refuse_range(images, "images in 0..1, which are normalized in here")
+
+
+def refuse_range(images: Tensor, instead: str) -> None:
+    low, high = images.amin().item(), images.amax().item()
+    if images.is_floating_point() and not (0 <= low and high <= 1):
+        raise ValueError(f"pixels lie in {low:.3g}..{high:.3g}: give {instead}")
+    if images.dtype == torch.uint8 and high <= 1:
+        raise ValueError(f"the brightest pixel is {high:.0f} of 255: were images in 0..1 turned into uint8?")
+
+
 def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
     """Vectors of another width or type would not be answered, and NaN would be answered by NaN."""
     width = len(about.mean)
@@ -163,12 +190,8 @@ def as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
 
 def fitted(images_NHWC: Tensor, about: About) -> Tensor:
     """Checked for their range, brought to the ensemble's size and type."""
+    refuse_range(images_NHWC, "floats in 0..1, or uint8 in 0..255")
     is_float = images_NHWC.is_floating_point()
-    low, high = images_NHWC.amin().item(), images_NHWC.amax().item()
-    if is_float and not (0 <= low and high <= 1):
-        raise ValueError(f"pixels lie in {low:.3g}..{high:.3g}: give floats in 0..1, or uint8 in 0..255")
-    if not is_float and high <= 1:
-        raise ValueError(f"the brightest pixel is {high:.0f} of 255: were images in 0..1 turned into uint8?")
     at_size = images_NHWC.shape[1:3] == (about.size, about.size)
     if is_float and about.images == "float" and at_size:
         return images_NHWC.permute(0, 3, 1, 2).float()

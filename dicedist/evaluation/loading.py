@@ -1,6 +1,6 @@
 """The ensemble of a run's last checkpoint; the images that it was trained on are not needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from dicedist.algorithm.build import sizes
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.objectives import Method
+from dicedist.cluster.control import Control
 from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
+from dicedist.console.progress import Stage
 from dicedist.data import sources
+from dicedist.data.sources import Source
 from dicedist.evaluation import calibration
-from dicedist.evaluation.about import VECTORS, About
-from dicedist.evaluation.ensemble import IMAGES, Ensemble, build, filled
-from dicedist.evaluation.fusing import fusion_weights
-from dicedist.evaluation.members import members_or_student
-from dicedist.evaluation.redundancy import weights_of_w
+from dicedist.evaluation.about import VECTORS, About, described
+from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
+from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.redundancy import saved_w, weights_of_w
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.run import Run
@@ -42,19 +45,71 @@ def load_ensemble(
     """
     run = run if isinstance(run, Run) else Run.open(run)
     found, config, plan = run.checkpoint(), run.config(), run.plan()
-    size, method = plan.num_predictors, Method(config.method)
+    method, inputs = Method(config.method), inputs_and_classes(config, found)
+    about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
+    about = replace(about, **calibrated(run, about, asked or {}, tell))
+    if about.fusion is not None:
+        tell(
+            f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
+            "all that is calibrated are of the members' mean"
+        )
+    weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
+    return restored(about, trusted, weights | head_weights(about, config, method, found), found.path)
+
+
+def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[int], trusted: bool) -> Ensemble:
+    """The members at some places, to be evaluated on this rank."""
+    weights = member_weights(about, config, found, held, ("encoder", "classifier", "bottleneck.scale"))
+    return restored(about, trusted, weights, found.path, held)
+
+
+def evaluator_of(
+    config: Config,
+    method: Method,
+    plan: Plan,
+    shard: Ensemble,
+    source: Source,
+    control: Control,
+    hosts: Sequence[int],
+    stage: Stage,
+    found: Checkpoint | None = None,
+    w: Discriminator | None = None,
+) -> Evaluator:
+    """The evaluator of a run, whose members come from memory or from a checkpoint.
+
+    found, or w: on the reporter, the checkpoint with the parts that read all members together; or w alone.
+    """
+    if found is not None:
+        w = saved_w(config, method, plan, found, source.num_classes)
+        shard.with_heads(head_weights(shard.about, config, method, found))
+    return Evaluator(shard, source, control, hosts, stage, w, method.student(plan.num_predictors))
+
+
+def describe(
+    config: Config,
+    method: Method,
+    plan: Plan,
+    run: str,
+    step: int,
+    inputs: Mapping[str, Any],
+    members: Any = None,
+    average: str | None = None,
+    images: str = "uint8",
+) -> About:
+    """Some members of a run, all by default, before any calibration. inputs: class_names, mean and std."""
+    size = plan.num_predictors
     chosen = members_or_student(members, method, size)
     average = average or config.evaluate.average
     for name, value, known in (("images", images, IMAGES), ("average", average, AVERAGES)):
         if value not in known:
             raise ValueError(f"{name}={value}: write {' or '.join(known)}")
     of_members = config.network.per_member or [config.network.name] * plan.num_members
-    names = [name for name in of_members for _ in range(config.samples)]
+    names = [name for name in of_members for _ in range(plan.samples)]
     known_to_w = method.compared(size) if method.estimator else ()
     compared = [place for place, number in enumerate(chosen) if number in known_to_w]
-    about = About(
-        run=run.name,
-        step=found.step,
+    return About(
+        run=run,
+        step=step,
         members=chosen,
         networks=[names[number] for number in chosen],
         target=None if config.network.per_member else config.network._target_,
@@ -64,31 +119,20 @@ def load_ensemble(
         size=config.data.size,
         images=VECTORS if plan.reads_vectors else images,
         average=average,
-        **calibrated(run, chosen, average, asked or {}, tell),
-        fusion=fusion_of(config, method, plan, chosen, found),
+        temperature=1.0,
+        fusion=fusion_of(config, method, plan, len(inputs["class_names"])) if len(chosen) == size else None,
         options={k: v for k, v in asdict(config.network).items() if k not in (*NAMED_OTHERWISE, *OF_TRAINING)},
-        **inputs_and_classes(config, found),
+        **inputs,
     )
-    if about.fusion is not None:
-        tell(
-            f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
-            "all that is calibrated are of the members' mean"
-        )
-    ensemble = build(about, trusted)
-    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
-    return filled(ensemble, weights(ensemble, config, found, kind), found.path)
 
 
-def fusion_of(
-    config: Config, method: Method, plan: Plan, chosen: list[int], found: Checkpoint
-) -> dict[str, Any] | None:
-    """How to build the fused classifier; None if the method has none, or not all members are chosen."""
-    term = method.fusing
-    if term is None or len(chosen) < plan.num_predictors:
-        return None
-    of_members = sizes(config, method, plan, len(inputs_and_classes(config, found)["class_names"]))
-    name = next(name for name, built in zip(config.method.terms, method.terms, strict=True) if built is term)
-    return {"term": name, "sizes": [asdict(size) for size in of_members]}
+def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
+    """How to build the fused classifier; None if the method has none."""
+    for name, term in zip(config.method.terms, method.terms, strict=True):
+        if term.fused_head() is not None:
+            every = sizes(config, method, plan, num_classes)
+            return {"term": name, "sizes": [asdict(size) for size in every]}
+    return None
 
 
 def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
@@ -100,14 +144,12 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
         raise ValueError(
             f"{found.path} does not say how its images were normalised, and {source.name} has changed since"
         )
-    return {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
+    return described(source)
 
 
-def calibrated(
-    run: Run, members: list[int], average: str, asked: Mapping[str, Any], tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """What About keeps of the run's calibration; nothing comes from the test set unless the run says so."""
-    found = calibration.of_run(run, members, average, asked)
+def calibrated(run: Run, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """The fields of About for the run's calibration; nothing comes from the test set unless the run says so."""
+    found = calibration.of_run(run, about.members, about.average, asked)
     if found is None:
         tell(
             f"{run} holds no calibration of these members (no validation images, or evaluated by an earlier version): "
@@ -118,27 +160,56 @@ def calibrated(
     return {"temperature": found.temperature if found else 1.0, "calibration": asdict(found) if found else None}
 
 
-def weights(ensemble: Ensemble, config: Config, found: Checkpoint, kind: str = WEIGHTS) -> dict[str, Tensor]:
-    """The checkpoint's weights, by their names in the ensemble. kind: of the members; w is averaged."""
-    about = ensemble.about
-    tensors: dict[str, Tensor] = {}
-    for place, number in enumerate(about.members):
-        for name, value in part_weights(found, config.predictor_part(number), kind).items():
+def member_weights(
+    about: About, config: Config, found: Checkpoint, held: Sequence[int], pieces: Sequence[str]
+) -> dict[str, Tensor]:
+    """The weights of the members at some places, by their names in an ensemble. pieces: of a member, that are read."""
+    tensors, beginnings = {}, tuple(f"{piece}." for piece in pieces)
+    for nth, place in enumerate(held):
+        for name, value in part_weights(config, found, config.predictor_part(about.members[place])).items():
             piece, _, rest = name.partition(".")
-            if piece in ("encoder", "classifier"):
-                tensors[f"{piece}s.{place}.{rest}"] = value
-    if about.trunk is not None:
-        tensors |= {f"trunk.{name}": value for name, value in part_weights(found, "trunk", kind).items()}
-    if about.fusion is not None:
-        of_fusion = fusion_weights(config, Method(config.method), found)
-        tensors |= {f"fusion.{name}": value for name, value in of_fusion.items()}
-    if about.compared:
-        of_w = weights_of_w(checkpoint.tensors_of(found, "discriminator"))
-        slots = [about.members[place] for place in about.compared]
-        of_w["slots_MDH"] = of_w["slots_MDH"][slots, : ensemble.feature_dim]
-        tensors |= {f"w.{name}": value for name, value in of_w.items()}
+            if name.startswith(beginnings):
+                tensors[f"{piece}s.{nth}.{rest}"] = value
+    if about.trunk is not None and held:
+        tensors |= {f"trunk.{name}": value for name, value in part_weights(config, found, "trunk").items()}
     return tensors
 
 
-def part_weights(found: Checkpoint, part: str, kind: str = WEIGHTS) -> dict[str, Tensor]:
+def head_weights(about: About, config: Config, method: Method, found: Checkpoint) -> dict[str, Tensor]:
+    """The weights of w, which is averaged, and of the fused classifier, by their names in an ensemble."""
+    tensors: dict[str, Tensor] = {}
+    if about.compared:
+        of_w = weights_of_w(checkpoint.tensors_of(found, "discriminator"))
+        of_w["slots_MDH"] = of_w["slots_MDH"][[about.members[place] for place in about.compared]]
+        tensors |= {f"w.{name}": value for name, value in of_w.items()}
+    head = method.fused_head
+    if about.fusion is not None and head is not None:
+        of_part = part_weights(config, found, head.part)
+        tensors |= {f"fusion.{name}": value for name, value in checkpoint.of_kind(f"{head.name}.", of_part).items()}
+    return tensors
+
+
+def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
+    """The weights that are evaluated and exported: those of the last step, or their moving average."""
+    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
     return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))
+
+
+def chosen_members(wanted: list[int] | None, size: int) -> list[int]:
+    if wanted is None:
+        return list(range(size))
+    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(size)):
+        raise ValueError(f"members={wanted}: the run has members 0 to {size - 1}, name some of them once each")
+    return sorted(wanted)
+
+
+def members_or_student(wanted: Any, method: Method, size: int) -> list[int]:
+    """wanted: None for all members, a list of numbers, or "student"."""
+    if wanted == "student":
+        student = method.student(size)
+        if student is None:
+            raise ValueError(f"members=student: method={method.name} trains none, the run has members 0 to {size - 1}")
+        return [student]
+    if wanted is not None and not (isinstance(wanted, list) and all(type(number) is int for number in wanted)):
+        raise ValueError(f"members={wanted}: write numbers like [0,2], or student")
+    return chosen_members(wanted, size)

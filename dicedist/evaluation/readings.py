@@ -1,100 +1,161 @@
-"""Logits and features of the members hosted on this rank for a split of the data; logits come from feature means.
+"""What all members make of a split of the data, wherever they are; logits come from feature means.
 
-Legend: B inputs of a batch, N inputs, D features, K classes.
+Every rank reads its own members batch by batch. The reporter gathers what it needs of them.
+
+Legend: M members, B inputs of a batch, N inputs, X rows that are kept, D features, K classes.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from dicedist.algorithm.parts import Hosted
+from dicedist.algorithm.counterpart import Features
+from dicedist.cluster.control import ALONE, Control
 from dicedist.cluster.heartbeat import advance
-from dicedist.console.progress import SILENT, SilentProgress
+from dicedist.cluster.placement import REPORTER
+from dicedist.console.progress import Stage, silent
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
-from dicedist.evaluation.fusing import Fusing
+from dicedist.evaluation.detection import Lens, Scores
+from dicedist.evaluation.ensemble import Ensemble
+
+BATCH = 500
+LOGITS, MEANS, FIELDS = "logits", "means", "fields"  # [B, K], [B, D], and what the fused classifier reads
+KEPT = ("kept_means", "kept_scales")  # [X, D] of the rows that are asked for
+Readings = Mapping[int, Mapping[str, Tensor]]  # by the places of members in the ensemble: columns, on the CPU
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All members' readings of a split, on the reporter. Of their features only some rows stay."""
+
+    logits_MNK: Tensor
+    seen: Scores  # what a lens made of the features of every input
+    features: Features  # of the rows that were asked for
+    fused_NK: Tensor | None = None  # the logits of a fused classifier
+    labels_N: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # of a split
 
 
 @dataclass
-class Readings:
-    """The outputs of one member, on the CPU; the scales of a deterministic member are 1."""
+class Reader:
+    """All ranks create one and call its methods together. The reporter gets the results, the others None.
 
-    logits_NK: Tensor
-    means_ND: Tensor
-    scales_ND: Tensor
-
-    def with_features_of(self, rows_X: Tensor | slice) -> "Readings":
-        return replace(self, means_ND=self.means_ND[rows_X], scales_ND=self.scales_ND[rows_X])
-
-    @classmethod
-    def joined(cls, batches: Sequence["Readings"]) -> "Readings":
-        columns = ("logits_NK", "means_ND", "scales_ND")
-        return cls(*(torch.cat([getattr(batch, column) for batch in batches]) for column in columns))
-
-
-def read(
-    hosted: Hosted,
-    split: Split,
-    source: Source,
-    batch_size: int,
-    device: torch.device,
-    progress: SilentProgress = SILENT,
-    rows_N: Tensor | None = None,
-) -> dict[int, Readings]:
-    """What every hosted member makes of the whole split. rows_N: whose features are kept; None: those of all."""
-    batches: list[dict[int, Readings]] = []
-    for nth, found in enumerate(read_batches(hosted, split, source, batch_size, device, progress)):
-        kept_X = slice(None) if rows_N is None else inside(rows_N, nth * batch_size, batch_size)
-        batches.append({member: own.with_features_of(kept_X) for member, own in found.items()})
-    return {member: Readings.joined([batch[member] for batch in batches]) for member in hosted.members}
-
-
-def inside(rows_N: Tensor, start: int, size: int) -> Tensor:
-    """Those of the rows that lie in a batch, as places in it."""
-    return rows_N[(start <= rows_N) & (rows_N < start + size)] - start
-
-
-@torch.inference_mode()
-def read_batches(
-    hosted: Hosted,
-    split: Split,
-    source: Source,
-    batch_size: int,
-    device: torch.device,
-    progress: SilentProgress = SILENT,
-    fusing: Fusing | None = None,
-) -> Iterator[dict[int, Readings]]:
-    """Runs every hosted member on one batch after another, with batch norm in evaluation mode, nothing compiled.
-
-    A rank that hosts none gets as many empty batches. fusing: is given what the members of this rank make of each
-    batch; then all ranks that host members call.
+    An ensemble whose members are all in this process needs no more than the data.
     """
-    if not hosted.members:
-        yield from ({} for _ in range(0, len(split), batch_size))
-        return
-    parts = [*hosted.members.values(), *hosted.common]
-    for part in parts:
-        part.module.eval()
-    done = 0
-    progress.begin()
-    with torch.compiler.set_stance("force_eager"):
-        for images_BCHW, _ in evaluation_batches(split, source, batch_size, device):
-            inputs = images_BCHW if hosted.trunk is None else hosted.trunk.module(images_BCHW)
-            told, found = {}, {}
-            for index in hosted.members:
-                member = hosted.member(index)
-                mean_BD, _, map_BCHW = member.encoder.outputs(inputs)
-                told[index] = mean_BD if map_BCHW is None or fusing is None or fusing.reads == "mean" else map_BCHW
-                scale_BD = torch.ones_like(mean_BD) if member.bottleneck is None else member.bottleneck(mean_BD)[0]
-                columns = (member.classifier(mean_BD), mean_BD, scale_BD)
-                found[index] = Readings(*(column.float().cpu() for column in columns))
-            if fusing is not None:
-                fusing({index: read.flatten(1) for index, read in told.items()}, len(images_BCHW))
-            done += len(images_BCHW)
-            advance()
-            progress.show(done)
-            yield found
-    for part in parts:
-        part.train()
+
+    ensemble: Ensemble  # the members that this rank reads, on the reporter with the heads of the whole ensemble
+    source: Source
+    control: Control = ALONE
+    hosts: Sequence[int] | None = None  # the rank that reads each member; None: this one reads all
+    stage: Stage = silent  # shows the progress of reading a split
+
+    def __post_init__(self) -> None:
+        self.about = self.ensemble.about
+        self.source = replace(self.source, mean=tuple(self.about.mean), std=tuple(self.about.std))
+
+    @torch.inference_mode()
+    def read(self, split: Split, noun: str, columns: Sequence[str], keep_N: Tensor | None = None) -> Iterator[Readings]:
+        """Run every member of this rank on one batch after another, in evaluation mode, nothing compiled.
+
+        A rank without members gets as many empty batches. keep_N: the rows of the split that KEPT columns are of.
+        """
+        ensemble, progress, done = self.ensemble, self.stage(len(split), noun), 0
+        if not ensemble.held:
+            yield from ({} for _ in range(0, len(split), BATCH))
+            return
+        progress.begin()
+        with in_evaluation_mode(ensemble), torch.compiler.set_stance("force_eager"):
+            for inputs, labels_B in evaluation_batches(split, self.source, BATCH, ensemble.device):
+                end = done + len(labels_B)
+                kept_X = torch.arange(0) if keep_N is None else keep_N[(done <= keep_N) & (keep_N < end)] - done
+                yield read_batch(ensemble, inputs, columns, kept_X)
+                done = end
+                advance()
+                progress.show(done)
+        progress.clear()
+
+    def collect(
+        self, split: Split, noun: str, columns: Sequence[str], lens: Lens | None = None, keep_N: Tensor | None = None
+    ) -> Collected | None:
+        """Read a split and gather it batch by batch, so that its features are never in memory together.
+
+        lens: looks at the features of each batch. keep_N: the rows, in their order, whose features stay.
+        """
+        wanted = [*columns, *((MEANS,) if lens else ()), *(KEPT if keep_N is not None else ())]
+        found = self.gather(self.read(split, noun, wanted, keep_N), wanted, lens)
+        return None if found is None else replace(found, labels_N=split.labels_N)
+
+    def gather(self, batches: Iterable[Readings], columns: Sequence[str], lens: Lens | None = None) -> Collected | None:
+        """All ranks call with what they have read of the same inputs."""
+        gathered = (self.gather_batch(own, columns, lens) for own in batches)
+        found = [batch for batch in gathered if batch is not None]
+        return joined(found) if found else None
+
+    @torch.no_grad()
+    def gather_batch(self, own: Readings, columns: Sequence[str], lens: Lens | None) -> Collected | None:
+        hosts = [REPORTER] * len(self.about.members) if self.hosts is None else self.hosts
+        found: dict[str, list[Tensor]] = {}
+        for name in columns:
+            received = self.control.collect({place: read[name] for place, read in own.items()}, hosts)
+            found |= {} if received is None else {name: received}
+        if not self.control.reports:
+            return None
+        nothing = [torch.empty(1, 0)] * len(hosts)
+        logits_MBK, means_MXD, scales_MXD = (stacked(found.get(name, nothing)) for name in (LOGITS, *KEPT))
+        fused_BK = None
+        if FIELDS in found and self.ensemble.fusion is not None:
+            fields = [own_BX.to(self.ensemble.device) for own_BX in found[FIELDS]]
+            fused_BK = self.ensemble.fusion(fields).float().cpu()
+        seen = {} if lens is None else lens(logits_MBK, stacked(found[MEANS]))
+        return Collected(logits_MBK, seen, Features(means_MXD, scales_MXD), fused_BK)
+
+    def features(self, split: Split, noun: str) -> Features | None:
+        """The features of all inputs of a split, which must be small: rank 0 holds them."""
+        found = self.collect(split, noun, (), keep_N=torch.arange(len(split)))
+        return None if found is None else found.features
+
+
+def read_batch(ensemble: Ensemble, inputs: Tensor, columns: Sequence[str], kept_X: Tensor) -> Readings:
+    means, fields = ensemble.encode(inputs)
+    found = {LOGITS: ensemble.classify(means), MEANS: means, FIELDS: fields}
+    found |= dict(zip(KEPT, (means, ensemble.scales(means)), strict=True))
+
+    def column(name: str, nth: int) -> Tensor:
+        own = found[name][nth].float().cpu()
+        return own[kept_X] if name in KEPT else own
+
+    return {place: {name: column(name, nth) for name in columns} for nth, place in enumerate(ensemble.held)}
+
+
+@contextlib.contextmanager
+def in_evaluation_mode(ensemble: Ensemble) -> Iterator[None]:
+    """Members that still learn go back to the modes that they had, frozen batch norms included."""
+    modes = {module: module.training for module in ensemble.modules()}
+    ensemble.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """[M, B, D], the narrower rows filled up with zeros."""
+    widest = max(row.shape[1] for row in rows)
+    return torch.stack([pad(row, (0, widest - row.shape[1])) for row in rows])
+
+
+def joined(batches: Sequence[Collected]) -> Collected:
+    """Batches of a split, or splits, as one."""
+    fused = [batch.fused_NK for batch in batches if batch.fused_NK is not None]
+    features = [batch.features for batch in batches]
+    return Collected(
+        torch.cat([batch.logits_MNK for batch in batches], 1),
+        {name: torch.cat([batch.seen[name] for batch in batches]) for name in batches[0].seen},
+        Features(torch.cat([own.means_MBD for own in features], 1), torch.cat([own.scales_MBD for own in features], 1)),
+        torch.cat(fused) if fused else None,
+    )

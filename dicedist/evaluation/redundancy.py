@@ -4,16 +4,13 @@ Legend: M members, N inputs, B inputs of a batch, D features, P pairs of members
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dicedist.algorithm.build import build_counterpart, feature_dims
+from dicedist.algorithm.build import build_counterpart
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
@@ -27,25 +24,21 @@ from dicedist.cluster.placement import Placement
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config, RedundancyConfig
 from dicedist.console.progress import Stage, silent
-from dicedist.data.sources import Source, some_of_each
-from dicedist.evaluation.readings import Readings
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
 
-BATCH = 500
+BATCH, LEARNT_AT_ONCE = 500, 256
 BINS = 10
 READ_BY_W = 1000  # held-out inputs, at every validation
 DRAWS = 5  # of partners and noise, for one estimate
-PREDICTED = Moment(
-    learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0
-)  # z is drawn with the predicted scale, as at the end of training
-
-
+# z is drawn with the predicted scale, as at the end of training.
+PREDICTED = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
 # The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardised features.
 FRESH = RedundancyConfig(
     delta=0.0, delta_by_size=[], tau=10.0, num_samples=1, num_steps=1, negatives=4, max_pairs=None, memory=4, lr=1e-3,
     scale="one", terms="lhs",
 )  # fmt: skip
+Labelled = tuple[Features, Tensor]  # inputs' features, and their labels [N]
 
 
 @dataclass
@@ -107,25 +100,21 @@ def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:
 
 
 def fresh_estimates(
-    train: Features,
-    train_labels_N: Tensor,
-    held_out: Features,
-    labels_N: Tensor,
-    num_classes: int,
-    stage: Stage = silent,
+    train: Labelled, held_out: Labelled, num_classes: int, stage: Stage = silent
 ) -> dict[str, Estimate]:
     """I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
 
-    Features are standardised by the training set and get noise of variance 1, whatever noise their method has; a new
+    Features are standardized by the training set and get noise of variance 1, whatever noise their method has. A new
     discriminator of each kind learns on the training features and is read on the held-out ones.
     """
-    mean_M1D, std_M1D = train.means_MBD.mean(1, keepdim=True), train.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
-    alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (train, held_out)]
+    (learnt, learnt_labels_N), (read, labels_N) = train, held_out
+    mean_M1D, std_M1D = learnt.means_MBD.mean(1, keepdim=True), learnt.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
+    alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (learnt, read)]
     found = {}
     for kind, conditional in (("conditional", True), ("unconditional", False)):
-        w = fit(FRESH, alike[0], train_labels_N, num_classes, seed=0, conditional=conditional, stage=stage)
-        if (read := estimate(w, alike[1], labels_N, w.pairs_P2)) is not None:
-            found[kind] = read
+        w = fit(FRESH, alike[0], learnt_labels_N, num_classes, conditional, stage=stage)
+        if (estimated := estimate(w, alike[1], labels_N, w.pairs_P2)) is not None:
+            found[kind] = estimated
     return found
 
 
@@ -134,10 +123,8 @@ def calibration(joint_X: Tensor, product_X: Tensor) -> list[dict[str, float]]:
     w_X = torch.cat([joint_X, product_X]).sigmoid()
     is_joint_X = torch.cat([torch.ones_like(joint_X), torch.zeros_like(product_X)])
     bins_X = (w_X * BINS).long().clamp_max(BINS - 1)
-    counts, sums, shares = (
-        torch.zeros(BINS, dtype=torch.float64, device=w_X.device).index_add_(0, bins_X, values.double())
-        for values in (torch.ones_like(w_X), w_X, is_joint_X)
-    )
+    weights = (torch.ones_like(w_X), w_X, is_joint_X)
+    counts, sums, shares = (torch.bincount(bins_X, values.double(), BINS) for values in weights)
     return [
         {"count": int(count), "mean": float(total / count), "joint": float(share / count)}
         for count, total, share in zip(counts, sums, shares, strict=True)
@@ -150,25 +137,22 @@ def fit(
     features: Features,
     labels_N: Tensor,
     num_classes: int,
-    seed: int,
-    num_steps: int = 1500,
-    batch_size: int = 256,
-    lr: float = 1e-3,
     conditional: bool = True,
+    num_steps: int = 1500,
     stage: Stage = silent,
 ) -> Discriminator:
-    """Trains a new discriminator, in the same way for any features; its learning rate falls to zero."""
+    """Train a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
+    settings, seed = replace(config, num_steps=1, num_samples=1, delta=0.0), 0
     with initialising(seed, "estimator"):
-        settings = replace(config, num_steps=1, num_samples=1, delta=0.0)
         w = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
     w.to(labels_N.device)
-    optimizer = torch.optim.Adam(w.network.parameters(), lr=lr)
+    optimizer = torch.optim.Adam(w.network.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     draws = generator(labels_N.device, seed, "estimator order")
     progress = stage(num_steps, "steps of an estimator")
     for step in range(num_steps):
-        rows = torch.randint(len(labels_N), (batch_size,), generator=draws, device=labels_N.device)
+        rows = torch.randint(len(labels_N), (LEARNT_AT_ONCE,), generator=draws, device=labels_N.device)
         batch = Features(features.means_MBD[:, rows], features.scales_MBD[:, rows])
         w.learn(optimizer, batch, labels_N[rows], PREDICTED, (0, step))
         schedule.step()
@@ -178,69 +162,44 @@ def fit(
     return w
 
 
-def load_discriminator(
-    config: Config, method: Method, plan: Plan, num_classes: int, found: Checkpoint
-) -> Discriminator | None:
-    """The w that a run has trained, averaged over its last steps; None if its method has none."""
+def saved_w(config: Config, method: Method, plan: Plan, found: Checkpoint, num_classes: int) -> Discriminator | None:
+    """The w of a checkpoint, averaged over its last steps; None if the method has none."""
     if method.estimator is None:
         return None
-    w = build_counterpart(config, method, plan, num_classes)
-    assert isinstance(w, Discriminator)
-    tensors = checkpoint.load_part(found, "discriminator", w)
-    checkpoint.load_weights(w, tensors)
-    w.network.load_state_dict(weights_of_w(tensors))
+    w = build_w(config, method, plan, num_classes)
+    w.network.load_state_dict(weights_of_w(checkpoint.tensors_of(found, "discriminator")))
     return w
 
 
-def weights_of_w(tensors: checkpoint.Tensors) -> checkpoint.Tensors:
-    """Those that are read, by their names in w's network: the average, which older runs have not."""
-    averaged = checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors)
-    return averaged or checkpoint.of_kind(f"{checkpoint.WEIGHTS}network.", tensors)
-
-
-def rows_for_w(source: Source) -> Tensor:
-    return some_of_each(source.val.labels_N, READ_BY_W)
-
-
-def held_out_redundancy(
+def sent_w(
     config: Config,
     method: Method,
     plan: Plan,
     placement: Placement,
     control: Control,
     hosted: Hosted,
-    readings: Mapping[int, Readings],
-    source: Source,
-) -> float | None:
-    """Nats between two members of some held-out features, by w over its last steps; all ranks call, the reporter knows.
-
-    readings: by the members that this rank reads, with the features of `rows_for_w`. w is copied to the reporter, which
-    reads as many inputs as one batch or a few have, so that it costs about a step.
-    """
+    num_classes: int,
+) -> Discriminator | None:
+    """All ranks call: the reporter receives a copy of w, averaged over its last steps; None if the method has none."""
     if method.estimator is None or placement.discriminator is None:
         return None
-    rows_N, dims = rows_for_w(source), feature_dims(config, plan)
-    w = hosted.discriminator and hosted.discriminator.average
-    own = {} if w is None else {0: parameters_to_vector(w.module.parameters()).cpu()}
-    copied = build_counterpart(config, method, plan, source.num_classes) if control.reports else None
-    length = 0 if copied is None else sum(parameter.numel() for parameter in copied.parameters())
-    weights = control.collect(own, [(length,)], [placement.discriminator])
-    shapes = [(len(rows_N), width) for width in dims]
-    means, scales = (
-        control.collect({member: values(reading) for member, reading in readings.items()}, shapes, placement.host_of)
-        for values in (lambda reading: reading.means_ND, lambda reading: reading.scales_ND)
-    )
-    if weights is None or means is None or scales is None:
+    average = hosted.discriminator and hosted.discriminator.average
+    own = {} if average is None else {0: parameters_to_vector(average.module.parameters()).cpu()[None]}
+    received = control.collect(own, [placement.discriminator])
+    if received is None:
         return None
-    assert isinstance(copied, Discriminator)
-    vector_to_parameters(weights[0], copied.parameters())
-    compared = method.compared(plan.num_members)
-    widest = max(dims[member] for member in compared)
-    features = Features(
-        *(
-            torch.stack([pad(of_members[member], (0, widest - dims[member])) for member in compared])
-            for of_members in (means, scales)
-        )
-    )
-    found = estimate(copied, features, source.val.labels_N[rows_N], copied.pairs_P2, num_draws=1)
-    return None if found is None else fmean(found.nats_P)
+    w = build_w(config, method, plan, num_classes)
+    vector_to_parameters(received[0][0], w.parameters())
+    return w
+
+
+def build_w(config: Config, method: Method, plan: Plan, num_classes: int) -> Discriminator:
+    w = build_counterpart(config, method, plan, num_classes)
+    assert isinstance(w, Discriminator)
+    return w
+
+
+def weights_of_w(tensors: checkpoint.Tensors) -> checkpoint.Tensors:
+    """The weights of w's network that are read: the average, which older runs do not have."""
+    averaged = checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors)
+    return averaged or checkpoint.of_kind(f"{checkpoint.WEIGHTS}network.", tensors)

@@ -4,48 +4,49 @@ Legend: M members, N inputs, K classes.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
 from dicedist import metrics
 from dicedist.data.shift import Shift
-from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.findings import Findings
+from dicedist.evaluation.readings import LOGITS, Reader
 from dicedist.metrics.calibration import mean_of_known
 from dicedist.metrics.measures import CORRUPTION_ERROR, SHIFT, functions
 
 PLAIN = functions(SHIFT)
-CLEAN = "0"  # the severity of the test images as they are
+CLEAN = 0  # the severity of the test images as they are
 
 
-def measure_shift(evaluator: Evaluator, shift: Shift, average: str, temperature: float | None) -> dict[str, Any] | None:
-    """All ranks call; the reporter gets the results. temperature: of validation, known to the reporter."""
-    readings = evaluator.collect(shift.clean, "test images") if shift.clean else None
+def add_shift(findings: Findings | None, name: str, reader: Reader, shift: Shift) -> None:
+    """All ranks call. The reporter, which has the findings, adds the measures of shifted images to them."""
+    calibrated = findings.result.get("calibration") if findings else None
+    temperature = calibrated["temperature"] if calibrated else None
     by_severity: dict[str, list[dict[str, Any]]] = {}
-    if readings is not None and shift.clean is not None:
-        by_severity[CLEAN] = [measured(readings.logits_MNK, shift.clean.labels_N, average, temperature)]
     sets: dict[str, dict[str, Any]] = {}
-    num_inputs = 0
-    for name, severity, split in shift.sets:
-        readings = evaluator.collect(split, f"images of {name} {severity}")
-        if readings is None:
-            continue
-        num_inputs = len(split)
-        found = measured(readings.logits_MNK, split.labels_N, average, temperature)
-        sets.setdefault(name, {})[str(severity)] = found
-        by_severity.setdefault(str(severity), []).append(found)
-    if not sets:
-        return None
+    clean = [("", CLEAN, shift.clean)] if shift.clean else []
+    for kind, severity, split in chain(clean, shift.sets):
+        read = reader.collect(split, f"images of {kind} {severity}" if kind else "test images", (LOGITS,))
+        if read is not None:
+            found = shift_measures(read.logits_MNK, read.labels_N, reader.about.average, temperature)
+            by_severity.setdefault(str(severity), []).append(found)
+            if kind:
+                sets.setdefault(kind, {})[str(severity)] = found
+    if findings is None:
+        return
     errors = [1 - found["accuracy"] for levels in sets.values() for found in levels.values()]
-    return {
-        "num_inputs": num_inputs,
+    result = {
+        "num_inputs": len(split),
         "sets": sets,
         "mean": {severity: averaged(rows) for severity, rows in by_severity.items()},
         CORRUPTION_ERROR.name: sum(errors) / len(errors),
     }
+    findings.result["shift"] = {name: result}
 
 
-def measured(logits_MNK: Tensor, labels_N: Tensor, average: str, temperature: float | None) -> dict[str, Any]:
+def shift_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, temperature: float | None) -> dict[str, Any]:
     log_p_NK = metrics.ensemble_log_probabilities(logits_MNK, average)
     found: dict[str, Any] = {name: fn(log_p_NK, labels_N) for name, fn in PLAIN.items()}
     if temperature is not None:

@@ -1,5 +1,6 @@
 """The tables of an evaluation, for the terminal."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
@@ -16,10 +17,21 @@ from dicedist.metrics.measures import (
     SHIFT,
     TEMPERATURE,
     UNCERTAINTY,
+    Measure,
 )
 
+Result = Mapping[str, Any]  # of evaluation.json, or a part of it
 
-def show(result: dict[str, Any]) -> str:
+
+def cells(measures: Iterable[Measure], own: Result) -> list[float | None]:
+    return [measure.in_unit(own.get(measure.name)) for measure in measures]
+
+
+def headings(measures: Iterable[Measure]) -> list[str]:
+    return [measure.heading for measure in measures]
+
+
+def show(result: Result) -> str:
     return "\n\n".join(
         [
             accuracy_table(result),
@@ -35,7 +47,7 @@ def show(result: dict[str, Any]) -> str:
     )
 
 
-def accuracy_table(result: dict[str, Any]) -> str:
+def accuracy_table(result: Result) -> str:
     measures = (*ENSEMBLE, TEMPERATURE)
     members = result["members"]["per_member"]
     rows = [(f"member {number}", own) for number, own in zip(result["member_ids"], members, strict=True)]
@@ -44,25 +56,15 @@ def accuracy_table(result: dict[str, Any]) -> str:
     if "student" in result:
         rows[-1] = (f"{rows[-1][0]}, the student", result["student"])  # always the last member
     rows += [("ensemble", result["ensemble"]), ("tempered", result["ensemble_tempered"])]
-    return table(
-        ["test set", *(measure.heading for measure in measures)],
-        [[label, *(measure.in_unit(own.get(measure.name)) for measure in measures)] for label, own in rows],
-    )
+    return table(["test set", *headings(measures)], [[label, *cells(measures, own)] for label, own in rows])
 
 
-def further_table(result: dict[str, Any]) -> str:
+def further_table(result: Result) -> str:
     """Calibration and abstention, a measure a line; and what the members are unsure of or disagree on."""
-    rows = [
-        [
-            measure.heading,
-            *(measure.in_unit(result[part].get(measure.name)) for part in ("ensemble", "ensemble_tempered")),
-        ]
-        for measure in FURTHER
-    ]
-    rows += [
-        [measure.heading, measure.in_unit(result.get("uncertainty", {}).get(measure.name)), None]
-        for measure in UNCERTAINTY
-    ]
+    parts = (result["ensemble"], result["ensemble_tempered"])
+    rows = list(zip(headings(FURTHER), *(cells(FURTHER, part) for part in parts), strict=True))
+    unsure = cells(UNCERTAINTY, result.get("uncertainty", {}))
+    rows += [(heading, value, None) for heading, value in zip(headings(UNCERTAINTY), unsure, strict=True)]
     return table(["uncertainty", "ensemble", "tempered"], rows)
 
 
@@ -72,19 +74,16 @@ UNCALIBRATED = (
 )
 
 
-def calibration_table(result: dict[str, Any]) -> str:
+def calibration_table(result: Result) -> str:
     """What was chosen on held-out images, and what it comes to on the test set."""
     found = result.get("calibration")
     if found is None:
         return UNCALIBRATED
     test, never = found["test"], found["threshold"] == NEVER
     target = f"risk {found['risk']:g}" if found["coverage"] is None else f"coverage {found['coverage']:g}"
+    nll, ece = test["measures"]["nll"], test["measures"]["ece"]
     rows: list[list[object]] = [
-        [
-            "temperature",
-            found["temperature"],
-            f"NLL {test['measures']['nll']:.4g}, ECE {100 * test['measures']['ece']:.2f} %",
-        ],
+        ["temperature", found["temperature"], f"NLL {nll:.4g}, ECE {100 * ece:.2f} %"],
         [f"answered from confidence ({target})", None if never else found["threshold"], answered(test)],
     ]
     if found["quantiles"] is not None:
@@ -92,14 +91,13 @@ def calibration_table(result: dict[str, Any]) -> str:
         kind = f"{found['conformal']}{', per class' if found['per_class'] else ''}"
         rows.append([f"sets of labels (alpha {found['alpha']:g}, {kind})", max(found["quantiles"]), size])
     if found["ood_threshold"] is not None:
-        rows.append(
-            ["in distribution from OOD score", found["ood_threshold"], f"{100 * test['ood_accepted']:.1f} % are"]
-        )
+        accepted = f"{100 * test['ood_accepted']:.1f} % are"
+        rows.append(["in distribution from OOD score", found["ood_threshold"], accepted])
     on = f"chosen on {found['num_inputs']:,} {found['source']} images"
     return table([on, "value", "on the test set" + (" ITSELF" if found["source"] == "test" else "")], rows)
 
 
-def answered(test: dict[str, Any]) -> str:
+def answered(test: Result) -> str:
     risk = "" if test["risk"] is None else f", {100 * test['risk']:.2f} % of them wrong"
     return f"{100 * test['answered']:.1f} % answered{risk}"
 
@@ -112,21 +110,18 @@ LEGEND = (
 )
 
 
-def ood_tables(result: dict[str, Any]) -> list[str]:
+def ood_tables(result: Result) -> list[str]:
     """A table for each OOD set, no wider than 80 columns, and what its headings mean."""
-    headings = [SHORT.get(measure.name, measure.title) for measure in OOD]
+    titles = [SHORT.get(measure.name, measure.title) for measure in OOD]
     tables = []
     for outside, scores in result["ood"].items():
-        rows = [
-            [OOD_SCORES.get(score, score), *(measure.in_unit(found.get(measure.name)) for measure in OOD)]
-            for score, found in scores.items()
-        ]
-        tables.append(f"OOD: {outside}\n" + table(["score", *headings], rows))
+        rows = [[OOD_SCORES.get(score, score), *cells(OOD, found)] for score, found in scores.items()]
+        tables.append(f"OOD: {outside}\n" + table(["score", *titles], rows))
     legend = [LEGEND] if tables else []
     return [*tables, *legend, *(f"not found: {line}" for line in result["ood_missing"])]
 
 
-def group_tables(result: dict[str, Any]) -> list[str]:
+def group_tables(result: Result) -> list[str]:
     """Scores by their mean AUROC over the sets of a group, the best first."""
     tables = []
     for group, found in result.get("ood_groups", {}).items():
@@ -142,29 +137,25 @@ def group_tables(result: dict[str, Any]) -> list[str]:
     return tables
 
 
-def shift_tables(result: dict[str, Any]) -> list[str]:
+def shift_tables(result: Result) -> list[str]:
     """Means over the kinds of a shift against severity; 0 are the test images as they are."""
     tables = []
     for kind, found in result.get("shift", {}).items():
-        rows = [
-            [severity, *(measure.in_unit(own.get(measure.name)) for measure in SHIFT)]
-            for severity, own in found["mean"].items()
-        ]
+        rows = [[severity, *cells(SHIFT, own)] for severity, own in found["mean"].items()]
         title = f"{kind}, {found['num_inputs']:,} images each: severity"
-        mean = CORRUPTION_ERROR.in_unit(found[CORRUPTION_ERROR.name])
-        note = f"{CORRUPTION_ERROR.heading}: {mean:.2f}"
-        tables.append(table([title, *(measure.heading for measure in SHIFT)], rows) + f"\n{note}")
+        note = f"{CORRUPTION_ERROR.heading}: {CORRUPTION_ERROR.in_unit(found[CORRUPTION_ERROR.name]):.2f}"
+        tables.append(table([title, *headings(SHIFT)], rows) + f"\n{note}")
     return tables
 
 
-def diversity_table(result: dict[str, Any]) -> str:
-    rows = [[measure.heading, measure.in_unit(result["diversity"].get(measure.name))] for measure in DIVERSITY]
+def diversity_table(result: Result) -> str:
+    rows = list(zip(headings(DIVERSITY), cells(DIVERSITY, result["diversity"]), strict=True))
     note = "\n(one member alone has no diversity)" if len(result["member_ids"]) == 1 else ""
     sizes = [[int(size), 100 * accuracy] for size, accuracy in result["accuracy_by_size"].items()]
     return table(["diversity", "value"], rows) + note + "\n\n" + table(["members", "accuracy, %"], sizes)
 
 
-def redundancy_table(result: dict[str, Any]) -> list[str]:
+def redundancy_table(result: Result) -> list[str]:
     found = result["redundancy"]
     if found is None:
         return []
@@ -173,12 +164,12 @@ def redundancy_table(result: dict[str, Any]) -> list[str]:
     return [table(["members", f"{REDUNDANCY.heading}, by the run's own w"], rows) + "\n" + accuracy]
 
 
-def fresh_table(result: dict[str, Any]) -> list[str]:
+def fresh_table(result: Result) -> list[str]:
     found = result.get("redundancy_fresh")
     kinds = [kind for kind in FRESH_REDUNDANCY if kind in (found or {})]  # one that finds no partners is missing
     if found is None or not kinds:
         return []
     columns = [found[kind]["nats_P"] for kind in kinds]
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
-    headings = [FRESH_REDUNDANCY[kind].heading for kind in kinds]
-    return [table(["members", *headings], rows) + "\n(by a fresh estimator, the same for every run)"]
+    titles = headings(FRESH_REDUNDANCY[kind] for kind in kinds)
+    return [table(["members", *titles], rows) + "\n(by a fresh estimator, the same for every run)"]

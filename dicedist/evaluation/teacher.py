@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dicedist.config.schema import Config
 from dicedist.data.sources import Source
 from dicedist.evaluation.about import VECTORS
-from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.ensemble import Ensemble, as_in_training
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.pretrained import digest
 
@@ -38,7 +38,7 @@ class Teacher(nn.Module):
         """The run that the config names; the code of an own network runs only if the config trusts it."""
         assert config.teacher.run is not None
         ensemble = load_ensemble(config.teacher.run, trusted=config.teacher.trusted, tell=lambda text: None)
-        return cls(ensemble, source, config.teacher.run).to(device).to(memory_format=torch.channels_last)
+        return cls(as_in_training(ensemble), source, config.teacher.run).to(device)
 
     def __len__(self) -> int:
         return len(self.ensemble)
@@ -58,9 +58,8 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
-        shared = self.ensemble.trunk(inputs if self.same else inputs * self.factor + self.shift)
-        heads = zip(self.ensemble.encoders, self.ensemble.classifiers, strict=True)
-        return torch.stack([classifier(encoder(shared)) for encoder, classifier in heads], dim=1)
+        means, _ = self.ensemble.encode(inputs if self.same else inputs * self.factor + self.shift)
+        return torch.stack(self.ensemble.classify(means), dim=1)
 
 
 def refuse_another(ensemble: Ensemble, source: Source, origin: str) -> None:

@@ -17,12 +17,13 @@ from dicedist.metrics.scoring import (
     confidence,
     ensemble_log_probabilities,
     ensemble_logits,
+    entropies,
+    entropy,
     nll,
 )
 from dicedist.metrics.selective import risk_coverage
 from dicedist.metrics.statistics import Interval, bootstrap, over_seeds, paired_over_seeds
-from dicedist.metrics.summary import ALL, measure, training_measures, validation_measures
-from dicedist.metrics.uncertainty import entropies, entropy
+from dicedist.metrics.summary import ALL, full_measures, measure, training_measures, validation_measures
 
 __all__ = [
     "ALL",
@@ -39,6 +40,7 @@ __all__ = [
     "entropies",
     "entropy",
     "fit_temperature",
+    "full_measures",
     "measure",
     "nll",
     "ood",

@@ -1,4 +1,4 @@
-"""How the members' logits become the ensemble's probabilities, and how good these are.
+"""How the members' logits become the ensemble's probabilities, how unsure these are, and how good.
 
 Shapes: M members, N inputs, K classes. All in float64; log_p_NK are natural log-probabilities.
 """
@@ -28,6 +28,26 @@ def ensemble_log_probabilities(logits_MNK: Tensor, average: str = "logits", temp
 def confidence(logits_NK: Tensor) -> Tensor:
     """The maximum softmax probability of each input, used as a score for out-of-distribution detection."""
     return logits_NK.double().softmax(dim=-1).amax(dim=-1)
+
+
+def entropies(logits_MNK: Tensor) -> dict[str, Tensor]:
+    """For each input [N], in nats: the entropy of the mean, the mean entropy of the members, and their difference.
+
+    The difference is the mutual information between the class and the choice of a member: the members' disagreement.
+    The mean is of the members' probabilities, whichever average the ensemble predicts with.
+    """
+    log_p_MNK = torch.log_softmax(logits_MNK.double(), dim=-1)
+    log_mean_NK = torch.logsumexp(log_p_MNK, dim=0) - math.log(len(log_p_MNK))
+    predictive_N, expected_N = entropy(log_mean_NK), entropy(log_p_MNK).mean(dim=0)
+    return {
+        "predictive_entropy": predictive_N,
+        "expected_entropy": expected_N,
+        "mutual_information": (predictive_N - expected_N).clamp_min(0),
+    }
+
+
+def entropy(log_p_NK: Tensor) -> Tensor:
+    return -(log_p_NK.exp() * log_p_NK).sum(dim=-1)
 
 
 def hits(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:

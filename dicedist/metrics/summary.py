@@ -6,16 +6,17 @@ Shapes: M members, N inputs (B at a time), K classes, S subsets of the members.
 import math
 import random
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dicedist.metrics.calibration import split_half
-from dicedist.metrics.diversity import diversity
+from dicedist.metrics.calibration import reliability, split_half
+from dicedist.metrics.diversity import diversity, pairwise
 from dicedist.metrics.measures import ENSEMBLE, FURTHER, functions
-from dicedist.metrics.scoring import ensemble_log_probabilities, ensemble_logits
-from dicedist.metrics.uncertainty import entropies
+from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits, entropies
+from dicedist.metrics.selective import risk_coverage
 
 ALL = functions((*ENSEMBLE, *FURTHER))
 QUICK = functions(measure for measure in ENSEMBLE if measure.quick)
@@ -37,6 +38,29 @@ def measure(
         "diversity": diversity(logits_MNK.argmax(dim=-1), labels_N),
         "uncertainty": {name: values_N.mean().item() for name, values_N in entropies(logits_MNK).items()},
         "accuracy_by_size": _accuracy_by_size(logits_MNK, labels_N, average),
+    }
+
+
+def full_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int) -> dict[str, Any]:
+    """`measure`, and what figures need: pairs of members, curves, and accuracy by class."""
+    measures = measure(logits_MNK, labels_N, average, folds)
+    log_p_NK = ensemble_log_probabilities(logits_MNK, average)
+    temperature = measures["ensemble_tempered"]["temperature"] or 1.0
+    tempered_NK = ensemble_log_probabilities(logits_MNK, average, temperature)
+    right_N = log_p_NK.argmax(1) == labels_N
+    member_right_MN = logits_MNK.argmax(2) == labels_N
+    counts_K = labels_N.bincount(minlength=logits_MNK.shape[2]).double()
+    return {
+        **measures,
+        "num_inputs": len(labels_N),
+        "pairs": pairwise(logits_MNK.argmax(2), labels_N),
+        "reliability": {"before": reliability(log_p_NK, labels_N), "after": reliability(tempered_NK, labels_N)},
+        "risk_coverage": _risk_curves(logits_MNK, labels_N, log_p_NK),
+        "per_class": {
+            "count": counts_K.long().tolist(),
+            "ensemble": _per_class(right_N.double(), labels_N, counts_K),
+            "members": _per_class(member_right_MN.double().mean(0), labels_N, counts_K),
+        },
     }
 
 
@@ -82,6 +106,25 @@ def _members(logits_MNK: Tensor, labels_N: Tensor) -> list[dict[str, Any]]:
 
 def _mean_of(name: str, rows: list[dict[str, Any]]) -> float:
     return math.fsum(row[name] for row in rows) / len(rows)
+
+
+def _risk_curves(logits_MNK: Tensor, labels_N: Tensor, log_p_NK: Tensor) -> dict[str, Any]:
+    """Curves of the ensemble, of its members on average, and of the most accurate member on these same inputs."""
+    log_p_MNK = logits_MNK.double().log_softmax(2)
+    members = [risk_coverage(of_member_NK, labels_N) for of_member_NK in log_p_MNK]
+    best = max(range(len(members)), key=lambda member: accuracy(log_p_MNK[member], labels_N))
+    ensemble = risk_coverage(log_p_NK, labels_N)
+    return {
+        "coverage": ensemble["coverage"],
+        "ensemble": ensemble["risk"],
+        "mean member": [fmean(risks) for risks in zip(*(curve["risk"] for curve in members), strict=True)],
+        "best member": members[best]["risk"],
+    }
+
+
+def _per_class(values_N: Tensor, labels_N: Tensor, counts_K: Tensor) -> list[float | None]:
+    sums_K = torch.bincount(labels_N, values_N, len(counts_K))
+    return [float(total / count) if count else None for total, count in zip(sums_K, counts_K, strict=True)]
 
 
 def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from dicedist.algorithm.targets import Targets
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
 from dicedist.data.sources import Source
-from dicedist.evaluation.evaluator import BATCH
+from dicedist.evaluation.readings import BATCH
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
 

@@ -16,7 +16,12 @@ SIZE, BATCH = 2, 9  # not a multiple of the replicas
 CASES = {  # number of ranks -> cases, with two replicas
     5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
     4: [
-        ("adp", "net"), ("ind", "branch"), ("cl_ilr", "branch"), ("distill", "net"), ("pcl", "branch"), ("kdcl", "net"),
+        ("adp", "net"),
+        ("ind", "branch"),
+        ("cl_ilr", "branch"),
+        ("distill", "net"),
+        ("pcl", "branch"),
+        ("kdcl", "net"),
     ],
     6: [("okddip", "net")],
 }

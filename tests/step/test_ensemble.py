@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 from dicedist import evaluate, metrics
 from dicedist.config import compose_config
+from dicedist.config.schema import OodConfig
 from dicedist.data import sources
+from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
@@ -224,6 +226,21 @@ def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
 def test_what_cannot_be(dice, arguments, line):
     with pytest.raises(ValueError, match=line):
         load_ensemble(Run.open(dice), **arguments)
+
+
+def test_an_evaluation_needs_no_run():
+    """Networks that were trained elsewhere are measured and calibrated on any data, by their own normalization."""
+    torch.manual_seed(0)
+    source, config = load_few(SHAPES), compose_config(["data=shapes"])
+    source = dataclasses.replace(source, train=sources.part(source.train, torch.arange(60)), mean=(9.0, 9.0, 9.0))
+    members = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10)) for _ in range(2)]
+    ensemble = Ensemble.from_members(members, source.class_names, 32, mean=(0.4, 0.5, 0.6))
+    findings = Evaluator(ensemble, source).evaluate(1, OodConfig({}, {}), config.calibration, None)
+    answers = ensemble.predict(source.test.images_NHWC)
+    torch.testing.assert_close(findings.tensors["logits"], answers.member_logits, rtol=1e-4, atol=1e-4)
+    accuracy = (answers.labels == source.test.labels_N).double().mean().item()
+    assert findings.result["ensemble"]["accuracy"] == pytest.approx(accuracy)
+    assert findings.result["calibration"]["num_inputs"] == len(source.val) and findings.result["redundancy"] is None
 
 
 def test_runs_that_are_none(dice, tmp_path):

@@ -58,7 +58,7 @@ def assert_equals_reference(config, size=11):
         [copy.deepcopy(part.companion.module) for part in taught_members(hosted)],
     )
     seen = {}
-    fused = [hosted.discriminator] if step.method.fusing and hosted.discriminator else []
+    fused = [hosted.discriminator] if step.method.fused_head and hosted.discriminator else []
     for part in (*hosted.learners, *fused):
         part.optimizer.register_step_pre_hook(lambda *_, p=part: seen.update({p.name: gradients_of(p.module)}))
     taught = watch_lessons(step)

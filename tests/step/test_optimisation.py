@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dicedist.evaluation.loading import load_ensemble, part_weights
-from dicedist.evaluation.readings import read
-from dicedist.runs.checkpoint import AVERAGED_WEIGHTS
+from dicedist.evaluation.loading import load_ensemble
+from dicedist.evaluation.readings import LOGITS
+from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, of_kind, tensors_of
 from dicedist.runs.run import Run
-from tests.support.steps import CPU, STRONG, batch_at, build_step, configured, weights_of
+from tests.support.steps import STRONG, batch_at, build_step, configured, weights_of
 from tests.support.tiny import asked_after, assert_same_run, build, train
 
 PLAIN = ("network._target_=tests.support.networks.Plain", "network.trusted=true")
@@ -114,10 +114,11 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     ensemble = load_ensemble(Run(modern), tell=lambda text: None)
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
     source = trainer.job.source
-    readings = read(trainer.members_to_evaluate, source.val, source, 16, CPU)
+    evaluator = trainer.evaluator(trainer.config, trainer.members_to_evaluate)
+    (readings,) = evaluator.read(source.val, "images", [LOGITS])
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))
-    torch.testing.assert_close(readings[0].logits_NK, logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(readings[0][LOGITS], logits, atol=1e-5, rtol=1e-5)
 
 
 def test_an_average_may_begin_later(tmp_path, modern):
@@ -126,4 +127,4 @@ def test_an_average_may_begin_later(tmp_path, modern):
     assert train(tmp_path, *without, after_step=asked_after(6))
     trainer = build(tmp_path, *MODERN, "resume.allow=[optimizer.ema]")
     assert int(trainer.hosted.members[0].average.n_averaged) == 0
-    assert not part_weights(trainer.run.checkpoint(), "member-0", AVERAGED_WEIGHTS)
+    assert not of_kind(AVERAGED_WEIGHTS, tensors_of(trainer.run.checkpoint(), "member-0"))

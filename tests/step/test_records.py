@@ -14,21 +14,20 @@ import pytest
 import torch
 
 from dicedist.algorithm import spans
-from dicedist.algorithm.build import build_hosted
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.objectives import Method
 from dicedist.benchmarks.step import SPANS
 from dicedist.data import sources
 from dicedist.data.sources import some_of_each
 from dicedist.evaluation import redundancy
-from dicedist.evaluation.loading import load_ensemble
-from dicedist.evaluation.readings import read
+from dicedist.evaluation.about import described
+from dicedist.evaluation.loading import describe, load_ensemble, load_shard
+from dicedist.evaluation.readings import KEPT, Reader
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.reporting import adversary, dynamics
-from dicedist.runs import checkpoint
 from dicedist.runs.run import Run
 from dicedist.training.forecast import Rehearsal, seconds_to_go
-from tests.support.tiny import CPU, build, records_of, train
+from tests.support.tiny import build, records_of, train
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +105,13 @@ def test_redundancy_of_held_out_features_is_that_of_the_same_w(tmp_path):
     average["second.weight"] -= 0.1 * 100
     run = Run(tmp_path / "tiny")
     config, source = run.config(), sources.load(run.config().data)
-    method, found = Method(config.method), run.checkpoint()
-    hosted = build_hosted(config, method, run.plan(), [0, 1], False, source.num_classes, CPU)
-    checkpoint.restore(found, hosted.parts)
+    found, method = run.checkpoint(), Method(config.method)
+    about = describe(config, method, run.plan(), "tiny", 4, described(source))
+    shard = load_shard(about, config, found, [0, 1], trusted=False)
     rows = some_of_each(source.val.labels_N, redundancy.READ_BY_W)
-    readings = read(hosted, source.val, source, 100, CPU).values()
-    features = Features(
-        *(torch.stack([getattr(r, name)[rows] for r in readings]) for name in ("means_ND", "scales_ND"))
-    )
-    w = redundancy.load_discriminator(config, method, run.plan(), source.num_classes, found)
+    (readings,) = Reader(shard, source).read(source.val, "images", KEPT, rows)
+    features = Features(*(torch.stack([columns[name] for columns in readings.values()]) for name in KEPT))
+    w = redundancy.saved_w(config, method, run.plan(), found, source.num_classes)
     exported = load_ensemble(run, tell=lambda text: None).w.state_dict()
     for name, value in average.items():
         torch.testing.assert_close(w.network.state_dict()[name], value, msg=name)

@@ -11,7 +11,10 @@ from torch._dynamo.utils import counters
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import Schedules
 from dicedist.data import sources
-from dicedist.evaluation.readings import read
+from dicedist.evaluation.about import described
+from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.loading import describe
+from dicedist.evaluation.readings import MEANS, Reader
 from tests.algorithm1 import Algorithm1
 from tests.support.literal import literal_of
 from tests.support.steps import (
@@ -23,6 +26,7 @@ from tests.support.steps import (
     build_step,
     configured,
     gradients_of,
+    plan_of,
     weights_of,
 )
 
@@ -100,5 +104,8 @@ def test_compiled_members_equal_plain_ones_in_training_and_are_plain_in_evaluati
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > 0
     source = sources.load(config.data)
-    assert read(step.hosted, source.train, source, 8, CPU)[0].means_ND.shape == (16, 64)
+    shard = Ensemble.shard(describe(config, step.method, plan_of(config), "", 1, described(source)), step.hosted)
+    (readings,) = Reader(shard, source).read(source.train, "images", [MEANS])
+    assert readings[0][MEANS].shape == (16, 64)
+    assert all(module.training for module in member.modules())
     assert counters["stats"]["unique_graphs"] == compiled

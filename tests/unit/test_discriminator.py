@@ -158,7 +158,7 @@ def recovered(dims, rho, num_steps):
     generator = torch.Generator().manual_seed(0)
     train, train_labels = correlated(dims, rho, 50_000, 3, generator)
     held_out, labels = correlated(dims, rho, 4_000, 3, generator)
-    w = fit(config, train, train_labels, 3, seed=0, num_steps=num_steps)
+    w = fit(config, train, train_labels, 3, num_steps=num_steps)
     return estimate(w, held_out, labels, w.pairs_P2)
 
 
@@ -193,9 +193,9 @@ def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
     draws = torch.Generator().manual_seed(0)
     train, train_labels = correlated(4, 0.9, 4000, 3, draws)
     held_out, labels = correlated(4, 0.9, 2000, 3, draws)
-    found = fresh_estimates(train, train_labels, held_out, labels, 3)
+    found = fresh_estimates((train, train_labels), (held_out, labels), 3)
     scaled = [Features(50 * of.means_MBD + 3, 0.01 * of.scales_MBD) for of in (train, held_out)]
-    again = fresh_estimates(scaled[0], train_labels, scaled[1], labels, 3)
+    again = fresh_estimates((scaled[0], train_labels), (scaled[1], labels), 3)
     for kind in ("conditional", "unconditional"):
         assert again[kind].nats_P == pytest.approx(found[kind].nats_P, abs=1e-3)
     assert found["unconditional"].nats_P[0] > found["conditional"].nats_P[0] > 0.05  # the class is shared, too

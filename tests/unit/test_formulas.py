@@ -6,7 +6,7 @@ import torch
 
 from dicedist import metrics
 from dicedist.evaluation.redundancy import two_terms
-from dicedist.evaluation.shift import measured as shifted
+from dicedist.evaluation.shift import shift_measures
 from dicedist.metrics.measures import (
     ALL,
     CORRUPTION_ERROR,
@@ -75,7 +75,7 @@ def test_of_temperature_and_shift(page, predictions):
     z, y = predictions
     logits, labels = torch.tensor(z), torch.tensor(y)
     assert page.temperature(z, y) == pytest.approx(metrics.fit_temperature(logits.mean(0), labels), rel=1e-3)
-    found = shifted(logits, labels, "logits", 1.7)
+    found = shift_measures(logits, labels, "logits", 1.7)
     for name in ("nll_calibrated", "ece_calibrated"):
         assert getattr(page, name)(z, y, 1.7) == pytest.approx(found[name], rel=1e-9)
     assert getattr(page, CORRUPTION_ERROR.name)([[0.9, 0.7], [0.8, 0.4]]) == pytest.approx(0.3)

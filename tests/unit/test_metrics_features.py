@@ -7,7 +7,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import NearestNeighbors
 
-from dicedist.evaluation.detection import Lens, Scorer, detect
+from dicedist.evaluation.detection import Lens, Scorer, detect, used
 from dicedist.metrics import ood
 from dicedist.metrics.features import NEIGHBOURS, Reference
 from dicedist.metrics.ood import auroc_resamples, percentiles
@@ -97,7 +97,7 @@ def test_scores_by_plain_numpy(reference):
     assert found["entropy"].numpy() == pytest.approx((p.mean(0) * np.log(p.mean(0))).sum(1))
     halved = np.exp(mean / 2) / np.exp(mean / 2).sum(1, keepdims=True)
     assert found["dice_x_w"].numpy() == pytest.approx(halved.max(1))
-    assert Scorer("logits").used(logits_MNK, found).numpy() == pytest.approx(halved.max(1))
+    assert used(found).numpy() == pytest.approx(halved.max(1))
 
 
 def test_groups_average_the_sets_that_were_found(reference):

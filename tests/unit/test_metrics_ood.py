@@ -6,7 +6,8 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from dicedist.algorithm.counterpart import Features
-from dicedist.evaluation.evaluator import UNION, UNITED, Collected, union_of
+from dicedist.evaluation.evaluator import UNION, UNITED, union_of
+from dicedist.evaluation.readings import Collected
 from dicedist.evaluation.tables import group_tables, ood_tables
 from dicedist.metrics import ood
 from dicedist.metrics.measures import OOD, OOD_SCORES

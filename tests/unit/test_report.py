@@ -22,7 +22,6 @@ from dicedist import metrics
 from dicedist.config import Config, compose_config
 from dicedist.config.schema import MethodConfig
 from dicedist.evaluation.detection import histogram
-from dicedist.evaluation.evaluator import measured
 from dicedist.report import run
 from dicedist.reporting import paper, svg
 from dicedist.reporting.labels import labels
@@ -81,7 +80,7 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
         "member_ids": list(range(size)),
         "average": "logits",
         "class_names": names,
-        **measured(logits_MNK, labels_N, "logits", 1),
+        **metrics.full_measures(logits_MNK, labels_N, "logits", 1),
         "redundancy": w if compares else None,
         "ood": {name: ood_scores(scores, draw) for name in ("svhn", "isun")},
         "ood_missing": ["lsun_crop: put ood/lsun_crop.npz somewhere"],

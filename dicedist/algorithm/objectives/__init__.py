@@ -18,7 +18,7 @@ that reads more of a member than its features and logits names a probe (dicedist
 Legend: M members, B inputs, D features, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -65,6 +65,16 @@ class View:
         return torch.stack([self.fields[member][name] for member in chosen])
 
 
+@dataclass(frozen=True)
+class FusedHead:
+    """A classifier of the whole ensemble that a term trains, and that evaluation and prediction read."""
+
+    reads: str  # the field of every member that it reads: mean | map
+    part: str  # the part of a checkpoint that holds it
+    name: str  # its name in that part
+    build: Callable[[Sequence[Sizes]], nn.Module]  # makes logits of that field, one [B, width] of every member
+
+
 class Objective:
     """A term of a method. The attributes say what it needs from the rest of the system."""
 
@@ -101,12 +111,10 @@ class Objective:
         """Build the module that lives with a member and is trained with it."""
         return None
 
-    fuses: ClassVar[str | None] = None  # (moves into a Fusion value)
-    fused_by: ClassVar[tuple[str, str]] = ("", "")
-
-    @staticmethod
-    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        raise NotImplementedError
+    @classmethod
+    def fused_head(cls) -> FusedHead | None:
+        """Return the classifier of the whole ensemble that the term trains, if it trains one."""
+        return None
 
     def fields(self, view: View) -> Fields:
         """Return the fields that a member sends in addition to its encoding; nothing has been gathered yet."""
@@ -163,8 +171,8 @@ class Method:
         return self.counterpart if self.counterpart and self.counterpart.conditional is not None else None
 
     @property
-    def fusing(self) -> Objective | None:
-        return next((term for term in self.terms if term.fuses is not None), None)
+    def fused_head(self) -> FusedHead | None:
+        return next((head for term in self.terms if (head := term.fused_head()) is not None), None)
 
     @property
     def weighing(self) -> WeighingTerm | None:

@@ -20,7 +20,7 @@ from dicedist.algorithm.counterpart import Counterpart, Read
 from dicedist.algorithm.member import full
 from dicedist.algorithm.messages import Answers, Sizes, Values
 from dicedist.algorithm.networks import Network
-from dicedist.algorithm.objectives import CounterpartTerm, View
+from dicedist.algorithm.objectives import CounterpartTerm, FusedHead, View
 from dicedist.algorithm.objectives._distillation import distil
 from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
 from dicedist.algorithm.optimizers import build_optimizer, set_rate
@@ -95,8 +95,6 @@ class Term(OnMaps, CounterpartTerm):
     gradients, outputs = ("map",), ("fused",)
     follows = ("ramp_up",)
     mixes = False  # the fusion may live where no images are, and so no shares of a mixture
-    fuses = "map"
-    fused_by = ("fusion", "network")
 
     def __init__(self, temperature: float, weight_decay: float):
         """weight_decay: of the fusion."""
@@ -125,9 +123,9 @@ class Term(OnMaps, CounterpartTerm):
         settings = replace(config.optimizer, weight_decay=self.weight_decay)
         return FusedClassifier(map_shapes(sizes), sizes[0].classes, self.temperature, settings)
 
-    @staticmethod
-    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        return Fusion(map_shapes(sizes), sizes[0].classes)
+    @classmethod
+    def fused_head(cls) -> FusedHead:
+        return FusedHead("map", cls.part, "network", lambda sizes: Fusion(map_shapes(sizes), sizes[0].classes))
 
     def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
         return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, view.answers.outputs["fused"])}

@@ -22,7 +22,7 @@ from dicedist.algorithm.member import Encoding, full
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.networks.batch_norm import statistics_untouched
-from dicedist.algorithm.objectives import View
+from dicedist.algorithm.objectives import FusedHead, View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
@@ -68,15 +68,16 @@ class Term(Distillation):
     sends = ("share", "averaged")
     follows = ("ramp_up",)
     probes = (AveragedLogits,)
-    fuses = "mean"
-    fused_by = ("shared", "fusion")
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         return {"fusion": Fusion([network.feature_dim for network in networks], num_classes)}
 
-    @staticmethod
-    def fusion(sizes: Sequence[Sizes]) -> nn.Module:
-        return Fusion([size.features for size in sizes], sizes[0].classes)
+    @classmethod
+    def fused_head(cls) -> FusedHead:
+        def build(sizes: Sequence[Sizes]) -> nn.Module:
+            return Fusion([size.features for size in sizes], sizes[0].classes)
+
+        return FusedHead("mean", "shared", "fusion", build)
 
     def fields(self, view: View) -> Fields:
         assert view.shared is not None
