@@ -28,7 +28,7 @@ MEASURED = {
 }  # fmt: skip
 OWN = ("folder", "files", "shards", "vectors", "own")  # data that a name alone does not tell apart
 LONGEST_CURVE = 200
-COLOURS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
+COLORS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Group:
     """Runs of the same ensemble with different seeds."""
 
     label: str
-    style: int  # its colour and marker in every figure
+    style: int  # its color and marker in every figure
     runs: list[Recorded]
 
     @property
@@ -160,9 +160,9 @@ def read_groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def styles_of(methods: Sequence[str]) -> list[int]:
-    """A method has the same colour on every page; several ensembles of one colour differ in their marker."""
-    colours = [COLOURS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
-    return [colour + NUM_STYLES * colours[:place].count(colour) for place, colour in enumerate(colours)]
+    """A method has the same color on every page; several ensembles of one color differ in their marker."""
+    colors = [COLORS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
+    return [color + NUM_STYLES * colors[:place].count(color) for place, color in enumerate(colors)]
 
 
 def rank(settings: Settings) -> tuple[str, int, str, float]:
@@ -241,7 +241,7 @@ def pool(values: Iterable[float | None]) -> Pooled | None:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Averages neighbouring points if there are more than a figure can show."""
+    """Averages neighboring points if there are more than a figure can show."""
     size = math.ceil(len(points) / LONGEST_CURVE) or 1
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
     return [

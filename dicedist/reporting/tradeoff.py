@@ -16,10 +16,8 @@ FOLLOWS_SIZE = ("ensemble", "members", "redundancy.delta")
 STRUCTURES = {"net": "nets", "branch": "branches"}
 LINE = 12.0  # height of a line of text
 ANCHORS = {"start": 0.0, "end": 1.0, "middle": 0.5}  # the share of a text that is left of its anchor
-MOVES = [(9, 4, "start"), (-9, 4, "end")]  # from a point to the anchor of its label: right, down
-MOVES += [
-    (right, down, anchor) for down in (-9, 17, -22, 30) for right, anchor in zip((9, -9, 0), ANCHORS, strict=True)
-]
+SHIFTS = {"start": 9, "end": -9, "middle": 0}  # of the anchor of a label, from its point to the right
+MOVES = [("start", 4), ("end", 4), *((anchor, down) for down in (-9, 17, -22, 30) for anchor in SHIFTS)]
 Spot = tuple[Group, Pooled, Pooled]  # an ensemble, its individual accuracy in %, its ratio-error
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -68,10 +66,10 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
     """Lines through ensembles that differ only in their size, and in what follows from it; of two sizes at least."""
     families: dict[str, list[Group]] = {}
     for group in groups:
-        fixed = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
+        same = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
         config = group.runs[0].config
         chosen = [config.structure, config.redundancy.delta]  # auto: what the size makes of it
-        families.setdefault(json.dumps([fixed, chosen], sort_keys=True), []).append(group)
+        families.setdefault(json.dumps([same, chosen], sort_keys=True), []).append(group)
     lines = []
     for family in families.values():
         values = [(group.runs[0].config.num_members, group.measure("ensemble", "accuracy")) for group in family]
@@ -138,8 +136,8 @@ def write_names(panel: Panel, spots: Sequence[Spot]) -> None:
     for group, accuracy, ratio in spots:
         width = 1.1 * svg.width_of(group.label)
         places = []
-        for right, down, anchor in MOVES:
-            x, y = panel.x(accuracy.mean) + right, panel.y(ratio.mean) + down
+        for anchor, down in MOVES:
+            x, y = panel.x(accuracy.mean) + SHIFTS[anchor], panel.y(ratio.mean) + down
             left = x - width * ANCHORS[anchor]
             box = (left, y - LINE + 2, left + width, y + 2)
             cost = 3 * (width * LINE - shared(box, plot)) + sum(shared(box, other) for other in taken)
@@ -169,21 +167,20 @@ def trade(curves: Sequence[Curve]) -> Figure:
 
 def equal_accuracy(curves: Sequence[Curve]) -> Table | None:
     """Ratio-errors at accuracies that all varied methods reach, read between the points of their curves."""
-    caption = "Ratio-error at equal accuracy of members, between the points of the curves"
     varied = [curve for curve in curves if len(curve.spots) > 1]
     if len(varied) < 2:
         return None
     low = max(min(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
     high = min(max(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
     if low >= high:
-        return Table("The curves have no accuracy of members in common", [], [])
+        return Table("The curves have no accuracy of members in common", [], [])  # shown as a remark
     places = [low + (high - low) * nth / 3 for nth in range(4)]
     rows = [
         [Cell(curve.name, style=curve.style), *(fixed(interpolated(curve, place), 3) for place in places)]
         for curve in varied
     ]
     heads = [Head("method"), *(Head(f"at {place:.2f} %") for place in places)]
-    return Table(caption, heads, rows)
+    return Table("Ratio-error at equal accuracy of members, between the points of the curves", heads, rows)
 
 
 def interpolated(curve: Curve, accuracy: float) -> float:

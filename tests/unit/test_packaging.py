@@ -1,4 +1,4 @@
-"""The wheel contains conf/ and templates, pins fit ranges, launch/install installs when it must, launch/docker passes settings on."""
+"""The wheel has conf/ and templates, pins fit ranges, launch/install installs when it must, launch/docker passes settings."""
 
 import os
 import re

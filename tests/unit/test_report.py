@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -421,9 +422,9 @@ def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[.
     for nth, name in enumerate(HOSTILE):
         folder = make_run(name.replace("/", "-"), seed=nth, class_names=(name, name + "2", "star", "cross"))
         config = Run(folder).config()
-        config.data.name, config.method.title, config.method.meaning = "folder", f"DICE {name}", name
-        config.data.root, config.network.name = f"/images/{name}", name
-        Run(folder).save_config(config)
+        data = replace(config.data, name="folder", root=f"/images/{name}")
+        method = replace(config.method, title=f"DICE {name}", meaning=name)
+        Run(folder).save_config(replace(config, data=data, method=method, network=replace(config.network, name=name)))
         evaluation = json.loads((folder / "evaluation.json").read_text())
         evaluation["member_ids"] = [name, "1", "2"]
         scores = evaluation["ood"].pop("svhn")
