@@ -1,7 +1,5 @@
 """Training from Python: `fit` starts the ranks of a training and returns its `Run`; `score` measures any logits."""
 
-import base64
-import html
 import os
 import signal
 import subprocess
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -20,22 +19,12 @@ from dicedist.config.schema import AVERAGES
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.evaluation.tables import show
-from dicedist.reporting.page import page, pictures, write_report
-from dicedist.reporting.records import read_groups
+from dicedist.reporting.page import figures, write_report
+from dicedist.reporting.svg import Figure
 from dicedist.runs import run as folder
 from dicedist.runs.run import whole_records
 
 PREFIX = "dicedist: "  # of the line in which a command says why it ended
-
-
-class Figure(str):
-    """A drawing as SVG text, which notebooks show as an image: inline, its style would become the notebook's."""
-
-    def _repr_html_(self) -> str:
-        return f'<img alt="figure" src="data:image/svg+xml;base64,{base64.b64encode(self.encode()).decode()}">'
-
-    def __repr__(self) -> str:
-        return f"Figure({len(self):,} characters of SVG)"
 
 
 class Run(folder.Run):
@@ -66,8 +55,8 @@ class Run(folder.Run):
         return load_ensemble(self, **settings)
 
     def figures(self) -> dict[str, Figure]:
-        """The figures of the page by name, as SVG."""
-        return {name: Figure(drawn) for name, drawn in pictures(page(read_groups([self]))).items()}
+        """The figures of the page by name: a notebook shows them, and `figure.svg` is the text of a file."""
+        return figures([self])
 
     def report(self, output: str | Path | None = None) -> Path:
         """Writes the page of what has been recorded so far, by default the run's report.html, and returns its path."""
@@ -81,7 +70,7 @@ class Run(folder.Run):
     def _repr_html_(self) -> str:
         found = self.result()
         table = show(found) if found is not None else "not evaluated yet"
-        return f"<b>{html.escape(str(self))}</b><pre>{html.escape(table)}</pre>"
+        return Markup("<b>{}</b><pre>{}</pre>").format(str(self), table)
 
 
 def fit(*overrides: str, nproc: int | str = 1) -> Run:

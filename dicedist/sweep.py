@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dicedist.cluster.process import command
+from dicedist.config import names
 from dicedist.config.literal import split_values
 from dicedist.config.options import Parser
 from dicedist.console.lines import plural, say
@@ -163,7 +164,10 @@ def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
         result = job.result
         figures: list[Any] = [None] * len(COLUMNS)
         if result is not None:
-            found = {**result, "validation": {ACCURACY.name: job.run.last_validation(f"ensemble/{ACCURACY.name}")}}
+            found = {
+                **result,
+                "validation": {ACCURACY.name: job.run.last_validation(names.record(names.ENSEMBLE, ACCURACY.name))},
+            }
             figures = [measure.in_unit(found[part][measure.name]) for _, part, measure in COLUMNS]
         rows.append([*(values[key] for key in swept), *figures])
     return table([*swept, *(f"{title}{measure.heading}" for title, _, measure in COLUMNS)], rows)

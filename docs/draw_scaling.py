@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 from dicedist.reporting import svg
-from dicedist.reporting.markup import figure
-from dicedist.reporting.page import pictures
 
 OUTPUT = Path(__file__).parent / "images" / "scaling.svg"
 ALONE, DIVIDED, COMPUTED = 1, 2, 0  # styles: w on one rank, w on as many as hide it, the latter computed
@@ -39,7 +37,7 @@ def main() -> None:
             if height <= 8:
                 panel.mark(place, height, style, f"{place:.0f} members: {height:.2f}")
     said = "; ".join(f"{name}: {', '.join(f'{x:.0f} {y:.2f}' for x, y in dots)}" for name, dots in lines.values())
-    OUTPUT.write_text(pictures(figure("scaling", panel.draw(said)))["scaling"])
+    OUTPUT.write_text(panel.figure("scaling", said).svg)
 
 
 if __name__ == "__main__":

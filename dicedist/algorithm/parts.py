@@ -19,6 +19,7 @@ from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.precision import Precision
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.spans import span
+from dicedist.config import names
 
 
 @dataclass
@@ -155,7 +156,10 @@ class Hosted:
         scaler = self.precision.scaler
         for part in self.learners:
             scaler.unscale_(part.optimizer)
-        norms = {f"member_{i}/gradient_norm": gradient_norm(p.module) for i, p in self.members.items()}
+        norms = {
+            names.record(names.member(i), names.GRADIENT_NORM): gradient_norm(part.module)
+            for i, part in self.members.items()
+        }
         for part in self.learners:
             part.update(now, scaler)
         scaler.update()

@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from dicedist.diagnosis.comparisons import MEMBERS, comparisons, judge
 from dicedist.diagnosis.faults import faults, training_records
 from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, stopwatch
 from dicedist.diagnosis.trials import Check, Machine
-from dicedist.reporting.markup import Section, table
+from dicedist.reporting.markup import Head, Section, Table
 from dicedist.reporting.page import document
 from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
@@ -140,17 +139,13 @@ def names_of_gpus() -> list[str]:
 
 
 def page(about: Mapping[str, Any], found: Sequence[Finding]) -> str:
-    head = "".join(f'<th scope="col" class="text">{title}</th>' for title in ("check", "state", "what was found"))
-    rows = [
-        f'<tr><th scope="row">{escape(one.name)}</th><td class="text">{escape(one.state)}</td>'
-        f'<td class="text wrap"><pre>{escape(one.what)}</pre>{escape(one.remedy)}</td></tr>'
-        for one in found
-    ]
+    heads = [Head("check"), Head("state", kind="text"), Head("what was found", kind="text wrap pre")]
+    rows = [[one.name, one.state, f"{one.what}\n{one.remedy}".rstrip()] for one in found]
     lead = "Each line compares short trainings, or measures one. The CPU is the reference; TF32 is off."
-    body = table("One row per check", f"<tr>{head}</tr>", [("", rows)], 3)
+    values = {"lead": lead, "table": Table("One row per check", heads, rows)}
     title = "Acceptance on " + (", ".join(about["gpus"]) or "CPUs, to try the script")
     described = f"torch {about['torch']} · {duration(about['seconds'])}"
-    return document(title, described, [Section("checks", "Checks", lead, body)])
+    return document(title, described, [Section("table", "Checks", values, "checks")])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from dicedist.cluster.process import EXIT_STOPPED
+from dicedist.config import names
 from dicedist.diagnosis.comparisons import judge
 from dicedist.diagnosis.finding import FAILED, SKIPPED, Finding
 from dicedist.diagnosis.trials import LIMIT, Check, Machine, Values
@@ -94,7 +95,7 @@ def as_undisturbed(name: str, machine: Machine, run: Run) -> Finding:
 def training_records(run: Run) -> list[Values]:
     """The records of training; those of validation have other names."""
     lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
-    named = [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
+    named = [{name: value for name, value in line.items() if names.is_of(name, names.TRAIN)} for line in lines]
     return [values for values in named if values]
 
 

@@ -42,6 +42,11 @@ class Measure:
     def arrow(self) -> str:
         return ARROWS[self.better]
 
+    @property
+    def column(self) -> str:
+        """The head of a column: title, unit, and which way is better."""
+        return self.heading + self.arrow
+
     def in_unit(self, value: float | None) -> float | None:
         return None if value is None else self.scale * value
 

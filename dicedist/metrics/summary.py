@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicedist.config import names
 from dicedist.metrics.calibration import reliability, split_half
 from dicedist.metrics.diversity import diversity, pairwise
-from dicedist.metrics.measures import ENSEMBLE, FURTHER, functions
+from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FURTHER, functions
 from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits, entropies
 from dicedist.metrics.selective import risk_coverage
 
@@ -69,18 +70,20 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     labels_N = _checked(logits_MNK, labels_N)
     log_p_NK = ensemble_log_probabilities(logits_MNK)
     members = _members(logits_MNK, labels_N)
-    named = {f"ensemble/{name}": fn(log_p_NK, labels_N) for name, fn in QUICK.items()}
-    named |= {f"members/{name}": _mean_of(name, members) for name in ("accuracy", "nll")}
-    named |= {f"member_{i}/accuracy": member["accuracy"] for i, member in enumerate(members)}
+    named = {names.record(names.ENSEMBLE, name): fn(log_p_NK, labels_N) for name, fn in QUICK.items()}
+    named |= {names.record(names.MEMBERS, name): _mean_of(name, members) for name in ("accuracy", "nll")}
+    named |= {names.record(names.member(i), names.ACCURACY): one["accuracy"] for i, one in enumerate(members)}
     diverse = diversity(logits_MNK.argmax(dim=-1), labels_N)
-    return named | {f"diversity/{name}": value for name, value in diverse.items() if value is not None}
+    known = {name: value for name, value in diverse.items() if value is not None}
+    return named | {names.record(names.DIVERSITY, name): value for name, value in known.items()}
 
 
 def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     """What is compared with validation on training images: accuracies and diversity."""
     measures = validation_measures(logits_MNK, labels_N)
-    kept = ("ensemble/accuracy", "members/accuracy")
-    return {name: value for name, value in measures.items() if name in kept or name.startswith("diversity/")}
+    kept = {names.record(whose, names.ACCURACY) for whose in (names.ENSEMBLE, names.MEMBERS)}
+    kept |= {names.record(names.DIVERSITY, measure.name) for measure in DIVERSITY}
+    return {name: value for name, value in measures.items() if name in kept}
 
 
 def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:

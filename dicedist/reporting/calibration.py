@@ -1,30 +1,17 @@
 """Reliability diagrams: is the ensemble right as often as it says, before and after temperature scaling?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dicedist.reporting import svg
-from dicedist.reporting.markup import Section, figure, grid, legend, unevaluated
+from dicedist.reporting.markup import Section
 from dicedist.reporting.records import Group
-from dicedist.reporting.svg import CIRCLE, Panel, number
+from dicedist.reporting.svg import CIRCLE, Figure, Panel, number
 
 Bin = tuple[float, float, float]  # mean confidence, accuracy, share of the inputs
 
 
-def section(groups: Sequence[Group]) -> Section | None:
-    evaluated = [group for group in groups if group.evaluations]
-    if not evaluated:
-        return None
-    before, after = svg.legend_key(None, hollow=True, line="dashed"), svg.legend_key(None)
-    return Section(
-        "reliability",
-        "Reliability",
-        "Test accuracy against the confidence with which the ensemble predicts, in 15 bins; larger marks hold more "
-        "inputs. Below the diagonal the ensemble is overconfident, above it underconfident. T is fitted on one half "
-        "of the test set, and the second ECE measured on the other.",
-        legend([(before, "before temperature"), (after, "after")])
-        + grid((figure(group.label, diagram(group), facts(group)) for group in evaluated), "four")
-        + unevaluated(groups),
-    )
+def section(groups: Sequence[Group]) -> Section:
+    return Section("report/reliability", "Reliability", {"diagrams": [diagram(group) for group in groups]})
 
 
 def facts(group: Group) -> str:
@@ -35,34 +22,32 @@ def facts(group: Group) -> str:
     return f"ECE {100 * before.mean:.1f} → {100 * after.mean:.1f} %, T = {number(temperature.mean)}"
 
 
-def diagram(group: Group) -> str:
-    panel = Panel(svg.unit("confidence"), svg.unit("accuracy"), 300, 270)
+def diagram(group: Group) -> Figure:
+    panel = Panel(svg.span("confidence", 0, 1), svg.span("accuracy", 0, 1), 300, 270)
     panel.reference((0, 0), (1, 1))
     words = []
     for when, hollow in (("before", True), ("after", False)):
         bins = pooled_bins(group, when)
-        panel.line(
-            [(confidence, accuracy) for confidence, accuracy, _ in bins], group.style, "dashed" if hollow else ""
-        )
+        line = [(confidence, accuracy) for confidence, accuracy, _ in bins]
+        panel.line(line, group.style, "dashed" if hollow else "")
         for confidence, accuracy, share in bins:
             tip = f"{when} temperature: confidence {confidence:.2f}, accuracy {accuracy:.2f}, {share:.1%} of inputs"
             panel.mark(confidence, accuracy, group.style, tip, 2 + 6 * share**0.5, hollow, CIRCLE)
         gap = sum(share * (confidence - accuracy) for confidence, accuracy, share in bins)
         words.append(f"{when} temperature it is {abs(gap):.1%} too {'sure' if gap > 0 else 'unsure'} on average")
-    return panel.draw(f"Reliability of {group.label}: {', '.join(words)}. {facts(group)}.")
+    seen = f"Reliability of {group.label}: {', '.join(words)}. {facts(group)}."
+    return panel.figure(group.label, seen, facts(group))
 
 
 def pooled_bins(group: Group, when: str) -> list[Bin]:
     """Bins over the inputs of all runs together."""
     columns = zip(*(evaluation["reliability"][when] for evaluation in group.evaluations), strict=True)
-    found = [[bin for bin in column if bin["count"]] for column in columns]
+    found = [column for bins in columns if (column := [bin for bin in bins if bin["count"]])]
     counts = [sum(bin["count"] for bin in column) for column in found]
-    return [
-        (
-            sum(bin["count"] * bin["confidence"] for bin in column) / count,
-            sum(bin["count"] * bin["accuracy"] for bin in column) / count,
-            count / sum(counts),
-        )
-        for column, count in zip(found, counts, strict=True)
-        if count
-    ]
+    shares = [count / sum(counts) for count in counts]
+    return [(mean(b, "confidence"), mean(b, "accuracy"), share) for b, share in zip(found, shares, strict=True)]
+
+
+def mean(bins: Sequence[Mapping[str, float]], name: str) -> float:
+    """Over all that the bins hold."""
+    return sum(bin["count"] * bin[name] for bin in bins) / sum(bin["count"] for bin in bins)

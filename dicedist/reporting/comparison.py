@@ -4,7 +4,6 @@ Legend: N inputs, S seeds, K classes.
 """
 
 from collections.abc import Sequence
-from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -14,58 +13,44 @@ from torch import Tensor
 
 from dicedist.metrics import Interval, bootstrap, ensemble_log_probabilities, paired_over_seeds
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FURTHER, Measure
-from dicedist.reporting.contrasts import difference_text
-from dicedist.reporting.markup import Section, table
-from dicedist.reporting.records import Group, Recorded, dig
+from dicedist.reporting.columns import Column, reading
+from dicedist.reporting.markup import Cell, Head, Section, Table, fixed
+from dicedist.reporting.records import Group, Recorded
 
-COMPARED = tuple(("ensemble", measure) for measure in (*ENSEMBLE, *FURTHER)) + tuple(
-    ("diversity", measure) for measure in DIVERSITY if measure.summary
-)
-RESAMPLED = ("accuracy", "nll", "brier", "aurc")  # a resample of the others takes long, or they are not of inputs
-RESAMPLES = 200
+COMPARED = [
+    *(Column(measure.title, measure, reading("ensemble", measure.name)) for measure in (*ENSEMBLE, *FURTHER)),
+    *(Column(measure.title, measure, reading("diversity", measure.name)) for measure in DIVERSITY if measure.summary),
+]
+RESAMPLED = [measure for measure in (*ENSEMBLE, *FURTHER) if measure.name in ("accuracy", "nll", "brier", "aurc")]
+MEANS, OTHERS = 1000, 200  # resamples: of means over inputs, and of measures that are computed for each resample
 Pairs = list[tuple[Recorded, Recorded]]  # runs of equal seeds: of the ensemble, of the baseline
 
 
 def section(groups: Sequence[Group]) -> Section | None:
-    evaluated = [group for group in groups if group.evaluations]
-    blocks = [list(block) for _, block in groupby(evaluated, key=lambda group: group.settings["data.name"])]
-    tables = [one_block(block) for block in blocks if len(block) > 1]
-    if not any(tables):
+    blocks = groupby(groups, key=lambda group: group.settings["data.name"])
+    tables = [table for _, block in blocks if (table := one_block(*block)) is not None]
+    return Section("report/differences", "Differences", {"tables": tables}) if tables else None
+
+
+def one_block(baseline: Group, *others: Group) -> Table | None:
+    """The ensembles of one data set."""
+    paired = {group.label: pairs for group in others if (pairs := pairs_of(group, baseline))}
+    if not paired:
         return None
-    return Section(
-        "differences",
-        "Differences",
-        "From the first ensemble of the data set, run by run of equal seeds, with 95 % intervals: over seeds by a "
-        "paired t, which says how much training varies, and over test inputs by a paired bootstrap of the mean over "
-        "seeds, which says how much the test set does. A difference whose interval contains 0 is grey. Of many "
-        "differences one in twenty leaves 0 out by chance.",
-        "".join(tables),
-    )
-
-
-def one_block(block: Sequence[Group]) -> str:
-    baseline, *others = block
-    paired = [(group, pairs_of(group, baseline)) for group in others]
-    known = [(group, pairs) for group, pairs in paired if pairs]
-    if not known:
-        return ""
-    inputs = [over_inputs(pairs) for _, pairs in known]
+    inputs = [over_inputs(pairs) for pairs in paired.values()]
     rows = []
-    for part, measure in COMPARED:
-        cells = [f"<td>{text(over_seeds(pairs, part, measure), measure)}</td>" for _, pairs in known]
-        if any(measure.name in found for found in inputs) and part == "ensemble":
-            cells += [f"<td>{text(found.get(measure.name), measure)}</td>" for found in inputs]
-        else:
-            cells += ["<td></td>"] * len(known)
-        rows.append(f'<tr><th scope="row">{escape(measure.heading + measure.arrow)}</th>{"".join(cells)}</tr>')
-    names = [f"{group.label} (n = {len(pairs)})" for group, pairs in known]
-    over = "".join(
-        f'<th scope="colgroup" colspan="{len(known)}">{title}</th>' for title in ("over seeds", "over inputs")
-    )
-    under = "".join(f'<th scope="col">{escape(name)}</th>' for name in names * 2)
-    head = f'<tr><th scope="col" rowspan="2">measure</th>{over}</tr><tr>{under}</tr>'
+    for column in COMPARED:
+        measure = column.measure
+        cells = [difference(over_seeds(pairs, column), measure) for pairs in paired.values()]
+        cells += [difference(found.get(measure.name), measure) for found in inputs]
+        rows.append([measure.column, *cells])
+    heads = [
+        Head(f"{label} (n = {len(pairs)})", over)
+        for over in ("over seeds", "over inputs")
+        for label, pairs in paired.items()
+    ]
     caption = f"{baseline.settings['data.name']}: difference from {baseline.label}"
-    return table(caption, head, [("", rows)], 1 + 2 * len(known))
+    return Table(caption, [Head("measure"), *heads], rows)
 
 
 def pairs_of(group: Group, baseline: Group) -> Pairs:
@@ -73,29 +58,28 @@ def pairs_of(group: Group, baseline: Group) -> Pairs:
     return [(run, by_seed[run.config.seed]) for run in group.runs if run.evaluation and run.config.seed in by_seed]
 
 
-def over_seeds(pairs: Pairs, part: str, measure: Measure) -> Interval | None:
-    found = [[dig(run.evaluation, (part, measure.name)) for run in pair] for pair in pairs]
+def over_seeds(pairs: Pairs, column: Column) -> Interval | None:
+    found = [[column.read(run.evaluation) for run in pair] for pair in pairs]
     known = [(own, other) for own, other in found if own is not None and other is not None]
     if not known:
         return None
     own, other = zip(*known, strict=True)
-    return paired_over_seeds(own, other).times(measure.scale)
+    return paired_over_seeds(own, other).times(column.measure.scale)
 
 
 def over_inputs(pairs: Pairs) -> dict[str, Interval]:
     """The differences by measure; nothing where the runs kept no logits, or were not tested on the same inputs."""
-    read = [[log_probabilities(run) for run in pair] for pair in pairs]
-    if any(found is None for pair in read for found in pair):
+    read = [log_probabilities(run) for pair in pairs for run in pair]
+    known = [found for found in read if found is not None]
+    if len(known) < len(read) or not all(torch.equal(labels_N, known[0][1]) for _, labels_N in known):
         return {}
-    labels_N = read[0][0][1]  # type: ignore[index]
-    if not all(torch.equal(found[1], labels_N) for pair in read for found in pair if found is not None):
-        return {}
-    own_NSK, other_NSK = (torch.stack([pair[side][0] for pair in read], dim=1) for side in (0, 1))  # type: ignore[index]
-    named = {measure.name: measure for _, measure in COMPARED if measure.name in RESAMPLED}
-    return {
-        name: bootstrap(mean_over_seeds(measure), own_NSK, labels_N, other_NSK, RESAMPLES).times(measure.scale)
-        for name, measure in named.items()
-    }
+    own_NSK, other_NSK = (torch.stack([log_p_NK for log_p_NK, _ in known[side::2]], dim=1) for side in (0, 1))
+    found = {}
+    for measure in RESAMPLED:
+        resamples = OTHERS if measure.per_input is None else MEANS
+        interval = bootstrap(mean_over_seeds(measure), own_NSK, known[0][1], other_NSK, resamples)
+        found[measure.name] = interval.times(measure.scale)
+    return found
 
 
 def mean_over_seeds(measure: Measure) -> Any:
@@ -117,5 +101,17 @@ def log_probabilities(recorded: Recorded) -> tuple[Tensor, Tensor] | None:
     return ensemble_log_probabilities(logits_MNK, recorded.evaluation.get("average", "logits")), labels_N.long()
 
 
-def text(interval: Interval | None, measure: Measure) -> str:
-    return "" if interval is None else difference_text(interval, measure)
+def difference(interval: Interval | None, measure: Measure) -> Cell:
+    """Bold where the interval leaves 0 out, grey where it does not or is not known."""
+    if interval is None:
+        return Cell("")
+    return Cell(in_words(interval, measure), kind="best" if interval.excludes_zero else "unclear")
+
+
+def in_words(interval: Interval, measure: Measure) -> str:
+    mean, *ends = (
+        ("+" if value > 0 else "") + fixed(value, measure.decimals)
+        for value in (interval.mean, interval.lower, interval.upper)
+        if value is not None
+    )
+    return f"{mean} [{', '.join(ends)}]" if ends else mean

@@ -1,41 +1,20 @@
-"""The page and the Markdown table of a comparison that was decided beforehand."""
+"""The page and the Markdown tables of a comparison that was decided beforehand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from dicedist.metrics.measures import OOD_SCORES, Measure
-from dicedist.metrics.statistics import Interval, over_seeds
-from dicedist.reporting import curves, svg
-from dicedist.reporting.contrasts import (
-    BEFORE,
-    BY_NAME,
-    PLAIN,
-    Column,
-    Evaluation,
-    against,
-    columns,
-    difference_text,
-    head,
-    ood_reading,
-    row_of,
-    values,
-)
-from dicedist.reporting.curves import Curve, variations
-from dicedist.reporting.forest import Bar, Row, forest
-from dicedist.reporting.markup import Section, figure, fixed, grid, legend, table
+from dicedist.metrics import statistics
+from dicedist.metrics.measures import OOD_SCORES
+from dicedist.metrics.statistics import Interval
+from dicedist.reporting.columns import BY_NAME, Column, auroc_reading, common_sets, reading
+from dicedist.reporting.comparison import difference, in_words, over_inputs, over_seeds, pairs_of
+from dicedist.reporting.forest import Bar, forest
+from dicedist.reporting.markup import Cell, Head, Row, Section, Table, estimate, fixed, named
+from dicedist.reporting.records import Group, distinct
+from dicedist.reporting.svg import Figure
+from dicedist.reporting.tradeoff import Curve, equal_accuracy, trade
 
-
-@dataclass(frozen=True)
-class Contender:
-    """A method of the comparison: its evaluations by seed, and what its search cost."""
-
-    name: str
-    style: int
-    evaluations: Sequence[Evaluation]
-    chosen: Mapping[str, str]  # by the search
-    trials: Mapping[str, int]  # outcome -> how many
-    inputs: Mapping[str, Interval]  # name of a measure -> bootstrap of the difference from the baseline over inputs
+BEFORE, AFTER = "before T", "after T"
 
 
 @dataclass(frozen=True)
@@ -44,17 +23,15 @@ class Comparison:
     question: str
     commit: str
     objective: str
-    baseline: Contender
-    contenders: Sequence[Contender]  # the baseline among them
+    baseline: Group
+    groups: Sequence[Group]  # of the methods, the baseline among them
+    chosen: Mapping[str, Mapping[str, str]]  # method -> the values that its search chose
+    trials: Mapping[str, Mapping[str, int]]  # method -> outcome of a trial -> how many
     curves: Sequence[Curve]
 
     @property
-    def columns(self) -> list[Column]:
-        return columns([evaluation for one in self.contenders for evaluation in one.evaluations])
-
-    @property
-    def others(self) -> list[Contender]:
-        return [one for one in self.contenders if one is not self.baseline]
+    def others(self) -> list[Group]:
+        return [group for group in self.groups if group is not self.baseline]
 
     @property
     def about(self) -> str:
@@ -62,152 +39,161 @@ class Comparison:
         return f"{seeds} seeds of each method · protocol committed as {self.commit[:10]} before the test set was read"
 
 
-def sections(comparison: Comparison) -> list[Section]:
-    shown = comparison.columns
-    found = [means(comparison, shown), differences(comparison, shown), detection(comparison)]
-    if comparison.curves:
-        found.append(curves.section(comparison.curves))
-    return [*(section for section in found if section is not None), budget(comparison)]
+@dataclass(frozen=True)
+class Contrast:
+    """An ensemble next to another one, paired over seeds."""
+
+    name: str
+    style: int
+    differences: Sequence[tuple[Column, Interval]]
 
 
-def means(comparison: Comparison, shown: Sequence[Column]) -> Section:
-    rows = []
-    for one in comparison.contenders:
-        found = [mean_text(over_seeds(values(one.evaluations, column)), column.measure) for column in shown]
-        rows.append(row_of(one.name, one.style, found))
-    return Section(
-        "means",
-        "Results",
-        f"{comparison.question} Test set, mean ± sample deviation over seeds. Before and after T: temperature scaling, "
-        "fitted on one half of the test set and measured on the other.",
-        table("Mean and deviation over seeds", head(shown), [("", rows)], 1 + len(shown)),
-    )
-
-
-def differences(comparison: Comparison, shown: Sequence[Column]) -> Section:
-    baseline, others = comparison.baseline, comparison.others
-    apart = {one.name: against(one.evaluations, baseline.evaluations, shown) for one in others}
-    rows = [row_of(one.name, one.style, [difference_text(d, c.measure) for c, d in apart[one.name]]) for one in others]
-    named = sorted({name for one in others for name in one.inputs})
-    under = [
-        row_of(one.name, one.style, [difference_text(one.inputs[name], BY_NAME[name]) for name in named])
-        for one in others
-        if one.inputs
-    ]
-    titles = "".join(f'<th scope="col">{escape(BY_NAME[name].heading)}</th>' for name in named)
-    pictured = {column.title: column.measure for column in shown}  # before and after T are one picture
-    pictures = [difference_picture(title, measure, others, apart) for title, measure in pictured.items() if others]
-    return Section(
-        "differences",
-        f"Differences from {baseline.name}",
-        "With 95 % intervals; bold where the interval leaves zero out. With so many cells some will by chance: one in "
-        "twenty where there is no difference at all. In the figures hollow marks are before temperature scaling.",
-        grid(pictures)
-        + table("Over seeds: paired t", head(shown), [("", rows)], 1 + len(shown))
-        + table(
-            "Over test inputs: paired bootstrap of the mean over seeds",
-            f'<tr><th scope="col">method</th>{titles}</tr>',
-            [("", under)],
-            1 + len(named),
+def columns(groups: Sequence[Group]) -> list[Column]:
+    """The columns in which every run has a value."""
+    sets = common_sets(groups)
+    known = [
+        Column("ensemble accuracy", BY_NAME["accuracy"], reading("ensemble", "accuracy")),
+        Column("members' accuracy", BY_NAME["accuracy"], reading("members", "accuracy")),
+        *(
+            Column(BY_NAME[name].title, BY_NAME[name], reading(part, name), when)
+            for name in ("nll", "ece", "brier")
+            for when, part in ((BEFORE, "ensemble"), (AFTER, "ensemble_tempered"))
         ),
-    )
-
-
-def difference_picture(
-    title: str, measure: Measure, others: Sequence[Contender], apart: Mapping[str, Sequence[tuple[Column, Interval]]]
-) -> str:
-    rows = [
-        Row(
-            one.name, [difference_bar(one, column, found) for column, found in apart[one.name] if column.title == title]
-        )
-        for one in others
+        Column(BY_NAME["ratio_error"].title, BY_NAME["ratio_error"], reading("diversity", "ratio_error")),
+        *(
+            Column(f"OOD AUROC, {OOD_SCORES[score]}", BY_NAME["auroc"], auroc_reading(score, sets))
+            for score in ("max_softmax", "dice_x_w")
+        ),
     ]
-    label = f"difference{', ' + measure.unit if measure.unit else ''}"
-    return figure(f"Difference of {title}{measure.arrow}", forest(label, rows, zero=True))
+    evaluations = [evaluation for group in groups for evaluation in group.evaluations]
+    return [column for column in known if all(column.read(evaluation) is not None for evaluation in evaluations)]
 
 
-def difference_bar(one: Contender, column: Column, found: Interval) -> Bar:
-    tip = f"{one.name}, {column.heading}: {difference_text(found, column.measure, PLAIN, PLAIN)}"
-    return Bar(found, one.style, tip, hollow=column.when == BEFORE)
+def contrast(name: str, group: Group, baseline: Group, shown: Sequence[Column]) -> Contrast:
+    pairs = pairs_of(group, baseline)
+    found = [(column, over_seeds(pairs, column)) for column in shown]
+    return Contrast(name, group.style, [(column, interval) for column, interval in found if interval is not None])
 
 
-def detection(comparison: Comparison) -> Section | None:
-    """AUROC of every score that some method has."""
-    auroc, rows = BY_NAME["auroc"], []
-    for score, title in OOD_SCORES.items():
-        column, bars = Column(title, auroc, ood_reading(score)), []
-        for one in comparison.contenders:
-            if found := values(one.evaluations, column):
-                interval = over_seeds(found)
-                bars.append(Bar(interval, one.style, f"{title} of {one.name} {fixed(interval.mean, auroc.decimals)}"))
-        if bars:
-            rows.append(Row(title, bars))
-    if not rows:
+def contrasts(comparison: Comparison) -> list[Contrast]:
+    shown = columns(comparison.groups)
+    return [contrast(group.label, group, comparison.baseline, shown) for group in comparison.others]
+
+
+def variations(curves: Sequence[Curve]) -> list[Contrast]:
+    """Every value of a curve's key next to its first one."""
+    shown, found = columns([group for curve in curves for group in curve.stops.values()]), []
+    for curve in curves:
+        (first, baseline), *others = curve.stops.items()
+        key = curve.key.rpartition(".")[2]
+        found += [contrast(f"{curve.name}, {key} {v} to {first}", group, baseline, shown) for v, group in others]
+    return found
+
+
+def sections(comparison: Comparison) -> list[Section]:
+    groups, curves, apart = comparison.groups, comparison.curves, contrasts(comparison)
+    means = {"question": comparison.question, "table": means_table("Mean and deviation over seeds", groups)}
+    titles = distinct(column.title for one in apart for column, _ in one.differences)  # before and after T share one
+    differences = {
+        "figures": [difference_picture(title, apart) for title in titles],
+        "tables": [contrast_table("Over seeds: paired t", apart), inputs_table(comparison)],
+    }
+    found = [
+        Section("evidence/means", "Results", means),
+        Section("evidence/differences", f"Differences from {comparison.baseline.label}", differences),
+    ]
+    if scores := detection(groups):
+        found.append(Section("evidence/scores", "OOD detection by score", {"groups": groups, "figures": [scores]}))
+    if curves:
+        varied = contrast_table("A value of the varied key to its first: paired t over seeds", variations(curves))
+        cost = {"curves": curves, "figures": [trade(curves)], "tables": [equal_accuracy(curves), varied]}
+        found.append(Section("evidence/cost", "What diversity costs", cost))
+    return [*found, Section("evidence/budget", "Every trial", {"comparison": comparison})]
+
+
+def means_table(caption: str, groups: Sequence[Group]) -> Table:
+    shown = columns(groups)
+    rows = [
+        [named(group), *(estimate(c.pooled(group), c.measure.decimals, c.measure.scale) for c in shown)]
+        for group in groups
+    ]
+    return by_method(caption, shown, rows)
+
+
+def by_method(caption: str, shown: Iterable[Column], rows: Sequence[Row]) -> Table:
+    return Table(caption, [Head("method"), *(Head(column.heading + column.measure.arrow) for column in shown)], rows)
+
+
+def contrast_table(caption: str, found: Sequence[Contrast]) -> Table | None:
+    if not found:
         return None
-    return Section(
-        "scores",
-        "OOD detection by score",
-        "AUROC, the mean over OOD sets: 50 is chance. Bars are 95 % intervals over seeds.",
-        legend((svg.legend_key(one.style), one.name) for one in comparison.contenders)
-        + grid([figure("AUROC of every score and method", forest(auroc.heading, rows, width=540))], "two"),
-    )
+    rows = [
+        [Cell(one.name, style=one.style), *(difference(d, column.measure) for column, d in one.differences)]
+        for one in found
+    ]
+    return by_method(caption, (column for column, _ in found[0].differences), rows)
 
 
-def mean_text(interval: Interval, measure: Measure) -> str:
-    spread = "" if interval.deviation is None else f" <small>± {fixed(interval.deviation, measure.decimals)}</small>"
-    return fixed(interval.mean, measure.decimals) + spread
+def inputs_table(comparison: Comparison) -> Table:
+    found = [(group, over_inputs(pairs_of(group, comparison.baseline))) for group in comparison.others]
+    measures = [measure for name, measure in BY_NAME.items() if any(name in of_group for _, of_group in found)]
+    rows = [[named(group), *(difference(of_group.get(m.name), m) for m in measures)] for group, of_group in found]
+    heads = [Head("method"), *(Head(measure.heading) for measure in measures)]
+    return Table("Over test inputs: paired bootstrap of the mean over seeds", heads, rows)
 
 
-def budget(comparison: Comparison) -> Section:
-    rows = []
-    for one in comparison.contenders:
-        counted = ", ".join(f"{count} {outcome}" for outcome, count in one.trials.items())
-        chosen = ", ".join(f"{key}={value}" for key, value in one.chosen.items())
-        cells = f'<td class="text">{escape(counted)}</td><td class="text wrap">{escape(chosen)}</td>'
-        rows.append(f'<tr><th scope="row">{escape(one.name)}</th>{cells}<td>{len(one.evaluations)}</td></tr>')
-    titles = ("method", "trials of the search", "chosen")
-    top = "".join(f'<th scope="col" class="text">{title}</th>' for title in titles)
-    top += '<th scope="col">seeds measured on the test set</th>'
-    return Section(
-        "budget",
-        "Every trial",
-        f"All methods had the same number of trials, and were chosen by {comparison.objective} on validation inputs.",
-        table("Budgets", f"<tr>{top}</tr>", [("", rows)], 4),
-    )
+def difference_picture(title: str, found: Sequence[Contrast]) -> Figure:
+    rows = {one.name: [(c, interval) for c, interval in one.differences if c.title == title] for one in found}
+    bars = {
+        one.name: [
+            Bar(interval, one.style, f"{one.name}, {c.heading}: {in_words(interval, c.measure)}", c.when == BEFORE)
+            for c, interval in rows[one.name]
+        ]
+        for one in found
+    }
+    measure = rows[found[0].name][0][0].measure
+    label = f"difference{', ' + measure.unit if measure.unit else ''}"
+    return forest(f"Difference of {title}{measure.arrow}", label, bars, zero=True)
+
+
+def detection(groups: Sequence[Group]) -> Figure | None:
+    """AUROC of every score that some method has."""
+    auroc, sets, rows = BY_NAME["auroc"], common_sets(groups), {}
+    for score, title in OOD_SCORES.items():
+        column = Column(title, auroc, auroc_reading(score, sets))
+        known = [(group, found) for group in groups if (found := column.pooled(group)) is not None]
+        if known:
+            rows[title] = [
+                Bar(
+                    statistics.over_seeds(found.values).times(auroc.scale),
+                    group.style,
+                    f"{title} of {group.label} {fixed(auroc.scale * found.mean, auroc.decimals)}",
+                )
+                for group, found in known
+            ]
+    return forest("AUROC of every score and method", auroc.heading, rows, width=540) if rows else None
 
 
 def markdown(comparison: Comparison) -> str:
     """The tables of results and differences, for docs/."""
-    shown, baseline = comparison.columns, comparison.baseline
-    rows = []
-    for one in comparison.contenders:
-        cells = []
-        for column in shown:
-            found, decimals = over_seeds(values(one.evaluations, column)), column.measure.decimals
-            spread = "" if found.deviation is None else f" ± {found.deviation:.{decimals}f}"
-            cells.append(f"{found.mean:.{decimals}f}{spread}")
-        rows.append([one.name, *cells])
-    apart = [apart_row(one.name, against(one.evaluations, baseline.evaluations, shown)) for one in comparison.others]
-    trials = sum(sum(one.trials.values()) for one in comparison.contenders)
-    pieces = [
-        f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method.",
-        lines(shown, rows),
-        f"Differences from {baseline.name}, paired over seeds, 95 % intervals (bold: zero left out):",
-        lines(shown, apart),
+    trials, baseline = sum(sum(one.values()) for one in comparison.trials.values()), comparison.baseline.label
+    about = f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method."
+    apart = f"Differences from {baseline}, paired over seeds, 95 % intervals (bold: zero left out):"
+    varied = "One key varied, differences from its first value, paired over seeds:"
+    tables = [
+        means_table(about, comparison.groups),
+        contrast_table(apart, contrasts(comparison)),
+        contrast_table(varied, variations(comparison.curves)),
     ]
-    if varied := variations(comparison.curves):
-        pieces += [
-            "One key varied, differences from its first value, paired over seeds:",
-            lines([column for column, _ in varied[0].apart], [apart_row(one.name, one.apart) for one in varied]),
-        ]
-    return "\n\n".join(pieces) + "\n"
+    return "\n".join(in_markdown(table) for table in tables if table is not None)
 
 
-def apart_row(name: str, apart: Sequence[tuple[Column, Interval]]) -> list[str]:
-    return [name, *(difference_text(d, c.measure, ("**", "**"), PLAIN) for c, d in apart)]
+def in_markdown(table: Table) -> str:
+    def text(cell: Cell | str) -> str:
+        if isinstance(cell, str):
+            return cell
+        return f"**{cell.text}**" if cell.kind == "best" else f"{cell.text} {cell.spread}".rstrip()
 
-
-def lines(shown: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    heading = ["method", *(column.heading for column in shown)]
-    every = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in every)
+    heads = [head.title.rstrip(" ↑↓") for head in table.heads]
+    lines = [heads, ["---"] * len(heads), *([text(cell) for cell in row] for row in table.rows)]
+    return f"{table.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)

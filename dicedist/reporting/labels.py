@@ -9,6 +9,7 @@ Settings = Mapping[str, Any]  # dotted key -> value, for everything that can cha
 ORDER = ("ind", "one", "okddip", "adp", "ib", "ceb", "ibr", "cebr", "dice")
 # Where these differ, every label says so; other differences are only added to labels that would be the same.
 FOREMOST = ("data.name", "network.name", "ensemble", "epochs", "data.train_limit")
+OF_METHOD = ("method.name", "method.title", "method.meaning")
 WORDING = {
     "data.name": "{}",
     "network.name": "{}",
@@ -27,13 +28,8 @@ def labels(ensembles: Sequence[Settings]) -> list[str]:
     for key in FOREMOST:
         if varies(key, ensembles):
             texts = [extended(text, key, settings) for text, settings in zip(texts, ensembles, strict=True)]
-    known = {key for settings in ensembles for key in settings} - {
-        "method.name",
-        "method.title",
-        "method.meaning",
-        *FOREMOST,
-    }
-    for key in sorted(known, key=lambda key: (key != "redundancy.delta", key)):
+    others = {key for settings in ensembles for key in settings} - {*FOREMOST, *OF_METHOD}
+    for key in sorted(others, key=lambda key: (key != "redundancy.delta", key)):
         alike = {
             text: [other for other, label in zip(ensembles, texts, strict=True) if label == text] for text in texts
         }

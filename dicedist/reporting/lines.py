@@ -1,16 +1,16 @@
-"""A chart with one pooled line per ensemble, labelled at its end where there is room."""
+"""A chart with one pooled line per ensemble, labeled at its end where there is room."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dicedist.reporting import svg
-from dicedist.reporting.placing import apart
 from dicedist.reporting.records import Point
-from dicedist.reporting.svg import Axis, Panel, number
+from dicedist.reporting.svg import Axis, Figure, Panel, number
 
 MOST_MARKERS = 16
 WIDEST_LABEL = 96.0
 LABEL_GAP = 13.0
+Reference = tuple[float, str]  # a height that a reader compares the lines with, and its name
 
 
 @dataclass(frozen=True)
@@ -20,40 +20,35 @@ class Line:
     points: list[Point]
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A level that a reader compares the lines with."""
-
-    height: float
-    label: str
-
-
 def line_chart(
     title: str,
     lines: Sequence[Line],
     x: Axis,
     y_label: str,
-    y: Axis | None = None,
     reference: Reference | None = None,
     diagonal: bool = False,
-) -> str:
+    note: str = "",
+) -> Figure | None:
+    """Draw the lines that have points. diagonal: both axes are the same."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return None
     widest = max(svg.width_of(line.label) for line in lines)
     named = len(lines) > 1 and widest <= WIDEST_LABEL and not diagonal
-    panel = Panel(
-        x,
-        y or svg.axis(y_label, [*heights(lines), *([reference.height] if reference else [])]),
-        right=22 + widest if named else 14,
-    )
+    covered = [*heights(lines), *([reference[0]] if reference else [])]
+    y = Axis(y_label, x.low, x.high, x.ticks) if diagonal else svg.axis(y_label, covered)
+    panel = Panel(x, y, right=22 + widest if named else 14)
     if diagonal:
         panel.reference((x.low, x.low), (x.high, x.high))
     if reference:
-        panel.reference((x.low, reference.height), (x.high, reference.height))
-        panel.write(panel.left + 4, panel.y(reference.height) - 5, reference.label, "note")
+        height, name = reference
+        panel.reference((x.low, height), (x.high, height))
+        panel.write(panel.left + 4, panel.y(height) - 5, name, "note")
     for line in lines:
         draw_line(panel, line, x.label)
     if named:
         write_ends(panel, lines)
-    return panel.draw(f"{title}, {panel.y_axis.label}, against {x.label}. " + in_words(lines, x.label))
+    return panel.figure(title, f"{title}, {y_label}, against {x.label}. " + in_words(lines, x.label), note)
 
 
 def draw_line(panel: Panel, line: Line, unit: str) -> None:
@@ -70,9 +65,21 @@ def draw_line(panel: Panel, line: Line, unit: str) -> None:
 
 def write_ends(panel: Panel, lines: Sequence[Line]) -> None:
     ends = [panel.y(line.points[-1].y.mean) for line in lines]
-    moved = apart(ends, LABEL_GAP, svg.TOP, svg.TOP + panel.plot_height)
-    for line, height in zip(lines, moved, strict=True):
-        panel.write(panel.x(panel.x_axis.high) + 9, height + 4, line.label, f"label {svg.style(line.style)}")
+    for line, height in zip(lines, apart(ends, LABEL_GAP, panel.top, panel.floor), strict=True):
+        panel.write(panel.right + 9, height + 4, line.label, f"label {svg.style(line.style)}")
+
+
+def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move labels to keep them `gap` apart, in their order and, if they fit, between low and high."""
+    order = sorted(range(len(heights)), key=lambda place: heights[place])
+    moved = list(heights)
+    for place in reversed(order):
+        moved[place] = min(moved[place], high)
+        high = moved[place] - gap
+    for place in order:
+        moved[place] = max(moved[place], low)
+        low = moved[place] + gap
+    return moved
 
 
 def heights(lines: Sequence[Line]) -> list[float]:

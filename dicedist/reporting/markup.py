@@ -1,84 +1,97 @@
-"""The pieces of the page: sections, figures, tables, legends. Text comes in plain and is escaped here."""
+"""The pieces of a page as values: sections and tables. Templates turn them into HTML, and escape all text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
 
 from dicedist.metrics import paired_over_seeds
 from dicedist.metrics.measures import Measure
-from dicedist.reporting import svg
 from dicedist.reporting.records import Group, Pooled
+from dicedist.reporting.svg import Figure, render
 
 
 @dataclass(frozen=True)
 class Section:
-    anchor: str
+    """A part of a page: its template says in which words and in which order the values are shown."""
+
+    template: str
     title: str
-    lead: str  # how to read what follows
-    body: str  # HTML
+    values: Mapping[str, Any]
+    name: str = ""  # if it is not the template's
+
+    @property
+    def anchor(self) -> str:
+        return self.name or self.template.rpartition("/")[2]
+
+    @property
+    def html(self) -> Markup:
+        return render(f"{self.template}.html", **self.values)
+
+    @property
+    def figures(self) -> list[Figure]:
+        return list(figures_in(self.values))
 
 
-def figure(title: str, picture: str, note: str = "") -> str:
-    under = f" <small>{escape(note)}</small>" if note else ""
-    return f"<figure><figcaption>{escape(title)}{under}</figcaption>{picture}</figure>"
+@dataclass(frozen=True)
+class Head:
+    """The head of a column; neighbors with the same `over` have it as their common title."""
+
+    title: str
+    over: str = ""
+    kind: str = ""  # text | text wrap | text pre: how the cells below are set
 
 
-def grid(figures: Iterable[str], kind: str = "") -> str:
-    return f'<div class="grid {kind}">{"".join(figures)}</div>'
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    spread: str = ""  # small, behind the text
+    kind: str = ""  # best | unclear | none
+    style: int | None = None  # of the ensemble that the text names
 
 
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Pictures and what they stand for."""
-    items = "".join(f"<li>{picture}{escape(text)}</li>" for picture, text in entries)
-    return f'<ul class="legend">{items}</ul>'
+Row = Sequence[Any]  # of cells and plain values; a string alone is the heading of the rows below it
 
 
-def ensembles(groups: Sequence[Group]) -> str:
-    return legend((svg.legend_key(group.style), group.label) for group in groups)
+@dataclass(frozen=True)
+class Table:
+    """The first cell of a row is its head."""
+
+    caption: str
+    heads: Sequence[Head]
+    rows: Sequence[Row]
+
+    @property
+    def levels(self) -> list[tuple[str, list[Head]]]:
+        return [(over, list(heads)) for over, heads in groupby(self.heads, key=lambda head: head.over)]
 
 
-def remark(text: str) -> str:
-    return f'<p class="remark">{escape(text)}</p>' if text else ""
+def figures_in(value: object) -> Iterator[Figure]:
+    if isinstance(value, Figure):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from figures_in(inner)
 
 
-def without(groups: Sequence[Group], what: str) -> str:
-    """Says which ensembles a figure leaves out."""
-    return remark(f"{what}: {', '.join(group.label for group in groups)}." if groups else "")
+def named(group: Group) -> Cell:
+    return Cell(group.label, style=group.style)
 
 
-def unevaluated(groups: Sequence[Group]) -> str:
-    return without([group for group in groups if not group.evaluations], "Not evaluated yet")
-
-
-def folded(summary: str, body: str, is_open: bool = False) -> str:
-    return f"<details{' open' if is_open else ''}><summary>{escape(summary)}</summary>{body}</details>"
-
-
-def table(caption: str, head: str, bodies: Sequence[tuple[str, Sequence[str]]], columns: int) -> str:
-    """Rows in blocks, each under its own heading if it has one; on a narrow screen the table scrolls sideways."""
-    parts = []
-    for heading, rows in bodies:
-        title = f'<tr class="block"><th colspan="{columns}">{escape(heading)}</th></tr>' if heading else ""
-        parts.append(f"<tbody>{title}{''.join(rows)}</tbody>")
-    return (
-        f'<p class="caption">{escape(caption)}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><thead>{head}</thead>{''.join(parts)}</table></div>"
-    )
-
-
-def cell(value: Pooled | None, decimals: int, scale: float = 1, best: bool = False) -> str:
-    return f"<td>{estimate(value, decimals, scale, best)}</td>"
-
-
-def estimate(value: Pooled | None, decimals: int, scale: float = 1, best: bool = False) -> str:
+def estimate(value: Pooled | None, decimals: int, scale: float = 1, best: bool = False) -> Cell:
     """Mean and deviation over seeds."""
     if value is None:
-        return '<span class="none">–</span>'
-    shown = value.times(scale)
-    mean = fixed(shown.mean, decimals)
-    spread = f" <small>± {fixed(shown.deviation, decimals)}</small>" if shown.deviation is not None else ""
-    return f"<b>{mean}</b>{spread}" if best else mean + spread
+        return Cell("–", kind="none")
+    spread = "" if value.deviation is None else f"± {fixed(scale * value.deviation, decimals)}"
+    return Cell(fixed(scale * value.mean, decimals), spread, "best" if best else "")
+
+
+def estimates(values: Sequence[Pooled | None], measure: Measure) -> list[Cell]:
+    """Values that are compared with each other, the best in bold."""
+    best = best_of(values, measure)
+    return [estimate(v, measure.decimals, measure.scale, is_best) for v, is_best in zip(values, best, strict=True)]
 
 
 def fixed(value: float, decimals: int) -> str:
@@ -86,7 +99,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
-    """Marks the one that is `apart` from every other and better, if there is one."""
+    """Mark the one that is `apart` from every other and better, if there is one."""
     known = [value for value in values if value is not None]
     if len(known) < 2 or measure.better is None:
         return [False] * len(values)

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from dicedist.config import Config, Scope, flatten
+from dicedist.config import Config, Scope, flatten, names
 from dicedist.config.compose import scope_of
 from dicedist.config.plan import Plan
 from dicedist.reporting.labels import ORDER, Settings, labels
@@ -29,7 +29,7 @@ MEASURED = {
 }  # fmt: skip
 OWN = ("folder", "files", "shards", "vectors", "own")  # data that a name alone does not tell apart
 LONGEST_CURVE = 200
-COLOURS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
+COLORS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Recorded:
             notes.append("no records of training")
         elif not self.finished:
             notes.append(f"stopped at epoch {self.records[-1]['epoch']:g} of {self.config.epochs}")
-        if not any("val/ensemble/accuracy" in record for record in self.records):
+        validated = names.validation(names.ENSEMBLE, names.ACCURACY)
+        if not any(validated in record for record in self.records):
             notes.append("no validation" + (" (data.split=full)" if self.config.data.split == "full" else ""))
         if not self.evaluation:
             notes.append(f"not evaluated: python -m dicedist.evaluate run={self.run}")
@@ -114,7 +115,7 @@ class Group:
     """Runs of the same ensemble with different seeds."""
 
     label: str
-    style: int  # its colour and marker in every figure
+    style: int  # its color and marker in every figure
     runs: list[Recorded]
 
     @property
@@ -129,7 +130,7 @@ class Group:
         """One number of evaluation.json, pooled over the runs that have it."""
         return pool(map(read, self.evaluations))
 
-    def measure(self, *path: str) -> Pooled | None:
+    def measure(self, *path: str | int) -> Pooled | None:
         return self.pooled(lambda evaluation: dig(evaluation, path))
 
     def curve(self, name: str, scale: float = 1) -> list[Point]:
@@ -152,18 +153,18 @@ def read_groups(runs: Sequence[Run]) -> list[Group]:
     for recorded in map(read_run, distinct.values()):
         by_settings.setdefault(json.dumps(recorded.settings, sort_keys=True), []).append(recorded)
     pooled = sorted(by_settings.values(), key=lambda group: rank(group[0].settings))
-    names = labels([group[0].settings for group in pooled])
+    titles = labels([group[0].settings for group in pooled])
     styles = styles_of([group[0].settings["method.name"] for group in pooled])
     return [
         Group(label, style, sorted(group, key=lambda recorded: recorded.config.seed))
-        for label, style, group in zip(names, styles, pooled, strict=True)
+        for label, style, group in zip(titles, styles, pooled, strict=True)
     ]
 
 
 def styles_of(methods: Sequence[str]) -> list[int]:
-    """A method has the same colour on every page; several ensembles of one colour differ in their marker."""
-    colours = [COLOURS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
-    return [colour + NUM_STYLES * colours[:place].count(colour) for place, colour in enumerate(colours)]
+    """A method has the same color on every page; several ensembles of one color differ in their marker."""
+    colors = [COLORS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
+    return [color + NUM_STYLES * colors[:place].count(color) for place, color in enumerate(colors)]
 
 
 def rank(settings: Settings) -> tuple[str, int, str, float]:
@@ -217,6 +218,11 @@ def read_gallery(run: Run) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it anew") from error
 
 
+def distinct(names: Iterable[str]) -> list[str]:
+    """In the order of their first appearance."""
+    return list(dict.fromkeys(names))
+
+
 def dig(values: Any, path: Iterable[str | int]) -> float | None:
     """The number at the end of the path, or None where it breaks off."""
     for key in path:
@@ -238,10 +244,8 @@ def pool(values: Iterable[float | None]) -> Pooled | None:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Averages neighbouring points if there are more than a figure can show."""
-    size = math.ceil(len(points) / LONGEST_CURVE)
-    if size <= 1:
-        return points
+    """Averages neighboring points if there are more than a figure can show."""
+    size = math.ceil(len(points) / LONGEST_CURVE) or 1
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
     return [
         Point(

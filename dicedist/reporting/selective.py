@@ -2,39 +2,27 @@
 
 import statistics
 from collections.abc import Sequence
-from html import escape
 
 from dicedist.metrics.measures import FURTHER, UNCERTAINTY
 from dicedist.reporting import svg
 from dicedist.reporting.lines import Line, line_chart
-from dicedist.reporting.markup import Section, best_of, cell, ensembles, figure, grid, table, without
+from dicedist.reporting.markup import Head, Section, Table, estimates
 from dicedist.reporting.records import Group, Point, pool
+from dicedist.reporting.svg import Figure
 
 CURVES = ("ensemble", "mean member", "best member")
+COVERAGE, RISK = svg.span("share of inputs answered", 0, 1), "errors among the answered, %"
 
 
 def section(groups: Sequence[Group]) -> Section | None:
     measured = [group for group in groups if curves(group)]
     if not measured:
         return None
-    coverage = svg.unit("share of inputs answered")
-    together = "Risk against coverage"
     lines = [Line(group.label, group.style, points(group, "ensemble")) for group in measured]
-    first = [figure(together, line_chart(together, lines, coverage, "errors among the answered, %"))]
-    own = [figure(f"{group.label}: ensemble and members", members_chart(group)) for group in measured]
-    lacking = [group for group in groups if group.evaluations and not curves(group)]
-    return Section(
-        "abstention",
-        "Abstention",
-        "The ensemble answers the inputs that it is surest of and leaves the others to somebody else: errors among the "
-        "answered against the share that is answered. A useful confidence makes the curve fall to the left; AURC is "
-        "the area below it, AUGRC counts the errors among all inputs. Dashes are the mean member, dots the best: "
-        "the most accurate on the same test images.",
-        ensembles(measured)
-        + grid([*first, *own], "two")
-        + measures(measured)
-        + without(lacking, "Evaluated by an earlier version, without these measures"),
-    )
+    figures = [line_chart("Risk against coverage", lines, COVERAGE, RISK), *map(members_chart, measured)]
+    lacking = [group for group in groups if not curves(group)]
+    values = {"groups": measured, "figures": figures, "table": measures(measured), "lacking": lacking}
+    return Section("report/abstention", "Abstention", values)
 
 
 def curves(group: Group) -> list[dict[str, list[float]]]:
@@ -49,32 +37,19 @@ def points(group: Group, name: str) -> list[Point]:
     return [Point(x, y) for x, y in zip(found[0]["coverage"], pooled, strict=True) if y is not None]
 
 
-def members_chart(group: Group) -> str:
+def members_chart(group: Group) -> Figure | None:
     lines = [Line(name, group.style + svg.NUM_STYLES * place, points(group, name)) for place, name in enumerate(CURVES)]
-    areas = ", ".join(
-        f"{name} {statistics.fmean(point.y.mean for point in line.points):.1f}"
-        for name, line in zip(CURVES, lines, strict=True)
-    )
-    title = f"Risk against coverage of {group.label}, mean in %: {areas}"
-    return line_chart(title, lines, svg.unit("share of inputs answered"), "errors among the answered, %")
+    areas = (f"{line.label} {statistics.fmean(point.y.mean for point in line.points):.1f}" for line in lines)
+    title = f"{group.label}: ensemble and members"
+    return line_chart(title, lines, COVERAGE, RISK, note=f"means in %: {', '.join(areas)}")
 
 
-def measures(groups: Sequence[Group]) -> str:
-    columns = [
-        (measure, when, [group.measure(part, measure.name) for group in groups])
-        for measure in FURTHER
-        for when, part in (("", "ensemble"), (" + T", "ensemble_tempered"))
-    ]
-    columns += [(m, "", [group.measure("uncertainty", m.name) for group in groups]) for m in UNCERTAINTY]
+def measures(groups: Sequence[Group]) -> Table:
+    parts = [(m, when, part) for m in FURTHER for when, part in (("", "ensemble"), (" + T", "ensemble_tempered"))]
+    parts += [(measure, "", "uncertainty") for measure in UNCERTAINTY]
     rows = [
-        f'<tr><th scope="row">{escape(measure.heading + when + measure.arrow)}</th>'
-        + "".join(
-            cell(value, measure.decimals, measure.scale, is_best)
-            for value, is_best in zip(values, best_of(values, measure), strict=True)
-        )
-        + "</tr>"
-        for measure, when, values in columns
+        [m.heading + when + m.arrow, *estimates([group.measure(part, m.name) for group in groups], m)]
+        for m, when, part in parts
     ]
-    titles = "".join(f'<th scope="col">{escape(group.label)}</th>' for group in groups)
     caption = "Calibration, abstention and the two sources of uncertainty; + T: by the split-half protocol on test"
-    return table(caption, f'<tr><th scope="col">measure</th>{titles}</tr>', [("", rows)], 1 + len(groups))
+    return Table(caption, [Head("measure"), *(Head(group.label) for group in groups)], rows)

@@ -1,12 +1,18 @@
-"""Charts as SVG text: an axis, a panel to draw on, and markers that tell ensembles apart without their colours.
+"""Figures as SVG: an axis, a panel to draw on, and markers that tell ensembles apart without their colors.
 
-Colours come from the style sheet: the class s0, s1, ... sets `currentColor`, so figures follow the light or dark theme.
+Colors come from the style sheet: the class s0, s1, ... sets `currentColor`, so figures follow the light or dark theme.
+All markup, of figures and of pages, stands in templates/, which escape every string that they are given.
 """
 
+import base64
 import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 NUM_STYLES = 8
 CIRCLE = 0
@@ -24,8 +30,62 @@ MARKERS = (
 )
 
 
+def style(place: int | None) -> str:
+    """The classes of an ensemble's style; None: of no particular ensemble."""
+    if place is None:
+        return "plain"
+    color, turn = place % NUM_STYLES, place // NUM_STYLES  # a color that is used again gets other strokes
+    return f"s{color}{('', ' again', ' third')[min(turn, 2)]}"
+
+
+def marker(place: int | None, size: float) -> str:
+    place = place or 0
+    sizes = (size, 2 * size, 0.85 * size, 1.7 * size, 1.2 * size, 0.5 * size, 2.4 * size, size)
+    turn = 3 * (place // NUM_STYLES)  # a color that is used again gets another marker
+    return MARKERS[(place + turn) % NUM_STYLES].format(*(f"{value:.3g}" for value in sizes))
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("dicedist.reporting"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+TEMPLATES.globals |= {"style": style, "marker": marker}
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return the text that the template makes of the values, safe to stand in another template."""
+    return Markup(TEMPLATES.get_template(template).render(values))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its title: a page arranges it, a notebook shows it, `svg` is a file of its own."""
+
+    title: str
+    seen: str  # the drawing in words
+    width: int
+    height: int
+    drawing: Markup = field(repr=False)
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"\W+", "-", self.title).strip("-").lower()
+
+    @property
+    def svg(self) -> str:
+        return str(render("figure.svg", figure=self))
+
+    def _repr_html_(self) -> str:
+        """An image: inline, the style of the figure would become the style of the notebook."""
+        return render("image.html", base64=base64.b64encode(self.svg.encode()).decode(), seen=self.seen)
+
+
 def number(value: float, digits: int = 3) -> str:
-    """Formatted with `digits` significant digits and a true minus sign."""
+    """Format with `digits` significant digits and a true minus sign."""
     return f"{value:.{digits}g}".replace("-", "−")
 
 
@@ -57,20 +117,16 @@ def axis(label: str, values: Iterable[float], most: int = 5) -> Axis:
 
 
 def span(label: str, low: float, high: float, most: int = 5) -> Axis:
-    """Exactly from low to high, with round ticks between."""
+    """An axis exactly from low to high, with round ticks between."""
     step = max(round_step((high - low) / most or 1.0), 1.0 if high - low >= 2 else 0.0)
     ticks = tuple(place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
     return Axis(label, low, high, ticks)
 
 
 def counts(label: str, highest: int) -> Axis:
-    """Whole numbers from 1 to `highest`."""
+    """An axis of whole numbers from 1 to `highest`."""
     step = math.ceil(highest / 10)
     return Axis(label, 1, highest, tuple(float(place) for place in range(1, highest + 1, step)))
-
-
-def unit(label: str, most: int = 5) -> Axis:
-    return span(label, 0, 1, most)
 
 
 def round_step(least: float) -> float:
@@ -78,23 +134,33 @@ def round_step(least: float) -> float:
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= least * (1 - 1e-9))
 
 
-def style(place: int | None) -> str:
-    """The classes of an ensemble's style; None: of no particular ensemble."""
-    if place is None:
-        return "plain"
-    colour, turn = place % NUM_STYLES, place // NUM_STYLES  # a colour that is used again gets other strokes
-    return f"s{colour}{('', ' again', ' third')[min(turn, 2)]}"
-
-
 def width_of(text: str) -> float:
     return LETTER * len(text)
 
 
-class Panel:
-    """A chart with two axes: takes data coordinates, and returns SVG with a text for readers who cannot see it.
+class Shape(NamedTuple):
+    kind: str  # classes of the style sheet
+    outline: str
+    x: float = 0
+    y: float = 0
+    tip: str = ""
 
-    Lines and areas are clipped at the axes; marks and labels are not.
+
+class Text(NamedTuple):
+    kind: str
+    x: float
+    y: float
+    text: str
+    anchor: str
+
+
+class Panel:
+    """A chart with two axes: takes data coordinates, and gives a figure.
+
+    Lines and areas are clipped at the axes; marks and texts are not.
     """
+
+    top = TOP
 
     def __init__(
         self, x: Axis, y: Axis, width: int = 360, height: int = 236, right: float = 14, left: float | None = None
@@ -102,8 +168,10 @@ class Panel:
         self.x_axis, self.y_axis, self.width, self.height = x, y, width, height
         self.left = 12 + max(map(width_of, y.texts), default=0) if left is None else left
         self.plot_width, self.plot_height = width - self.left - right, height - TOP - BOTTOM
-        self.inside: list[str] = []
-        self.above: list[str] = []
+        self.right, self.floor = self.left + self.plot_width, TOP + self.plot_height
+        self.lines: list[Shape] = []
+        self.texts: list[Text] = []
+        self.marks: list[Shape] = []
 
     def x(self, value: float) -> float:
         axis = self.x_axis
@@ -117,64 +185,25 @@ class Panel:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
     def line(self, points: Iterable[tuple[float, float]], place: int, kind: str = "") -> None:
-        self.inside.append(f'<path class="line {kind} {style(place)}" d="{self.path(points)}"/>')
+        self.lines.append(Shape(f"line {kind} {style(place)}", self.path(points)))
 
     def area(self, outline: Iterable[tuple[float, float]], place: int, kind: str = "band") -> None:
-        self.inside.append(f'<path class="{kind} {style(place)}" d="{self.path(outline)}z"/>')
+        self.lines.append(Shape(f"{kind} {style(place)}", f"{self.path(outline)}z"))
 
     def reference(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        self.inside.append(f'<path class="reference" d="{self.path([start, end])}"/>')
+        self.lines.append(Shape("reference", self.path([start, end])))
 
     def mark(
         self, x: float, y: float, place: int, tip: str, size: float = 4, hollow: bool = False, shape: int | None = None
     ) -> None:
         """`shape`: a marker other than the ensemble's own."""
-        where = f'transform="translate({self.x(x):.1f} {self.y(y):.1f})"'
         kind, outline = "hollow" if hollow else "mark", marker(place if shape is None else shape, size)
-        self.above.append(
-            f'<path class="{kind} {style(place)}" {where} d="{outline}"><title>{escape(tip)}</title></path>'
-        )
+        self.marks.append(Shape(f"{kind} {style(place)}", outline, self.x(x), self.y(y), tip))
 
     def write(self, x: float, y: float, text: str, kind: str = "label", anchor: str = "start") -> None:
-        """At picture coordinates, not data coordinates."""
-        self.above.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
+        """At picture coordinates, not data coordinates; below the marks, so that no mark is hidden."""
+        self.texts.append(Text(kind, x, y, text, anchor))
 
-    def draw(self, seen: str) -> str:
-        """The picture; `seen` says what a reader would see in it."""
-        plot = f'x="{self.left:.1f}" y="{TOP}" width="{self.plot_width:.1f}" height="{self.plot_height}"'
-        view = f'viewBox="{self.left:.1f} {TOP} {self.plot_width:.1f} {self.plot_height}"'
-        return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(seen)}">'
-            f"{self.axes()}<svg {plot} {view}>{''.join(self.inside)}</svg>{''.join(self.above)}</svg>"
-        )
-
-    def axes(self) -> str:
-        right, floor = self.left + self.plot_width, TOP + self.plot_height
-        parts = [f'<text class="axis" x="{min(self.left, 4):.1f}" y="14">{escape(self.y_axis.label)}</text>']
-        for tick, text in zip(self.y_axis.ticks, self.y_axis.texts, strict=True):
-            height = self.y(tick)
-            parts.append(f'<path class="gridline" d="M{self.left:.1f} {height:.1f}H{right:.1f}"/>')
-            parts.append(f'<text class="tick end" x="{self.left - 6:.1f}" y="{height + 4:.1f}">{text}</text>')
-        for tick, text in zip(self.x_axis.ticks, self.x_axis.texts, strict=True):
-            if not self.y_axis.ticks:
-                parts.append(f'<path class="gridline" d="M{self.x(tick):.1f} {TOP}V{floor}"/>')
-            parts.append(f'<text class="tick middle" x="{self.x(tick):.1f}" y="{floor + 16}">{text}</text>')
-        middle = self.left + self.plot_width / 2
-        parts.append(f'<path class="base" d="M{self.left:.1f} {floor}H{right:.1f}"/>')
-        parts.append(f'<text class="axis middle" x="{middle:.1f}" y="{floor + 34}">{escape(self.x_axis.label)}</text>')
-        return "".join(parts)
-
-
-def marker(place: int, size: float) -> str:
-    sizes = (size, 2 * size, 0.85 * size, 1.7 * size, 1.2 * size, 0.5 * size, 2.4 * size, size)
-    turn = 3 * (place // NUM_STYLES)  # a colour that is used again gets another marker
-    return MARKERS[(place + turn) % NUM_STYLES].format(*(f"{value:.3g}" for value in sizes))
-
-
-def legend_key(place: int | None, hollow: bool = False, line: str = "") -> str:
-    """The line and marker of an ensemble, for a legend; `line` is a kind of line."""
-    kind, shape = "hollow" if hollow else "mark", marker(place or 0, 4)
-    return (
-        f'<svg class="key {style(place)}" viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">'
-        f'<path class="line {line}" d="M1 7H27"/><path class="{kind}" transform="translate(14 7)" d="{shape}"/></svg>'
-    )
+    def figure(self, title: str, seen: str, note: str = "") -> Figure:
+        """`seen`: the drawing in words, for a reader who cannot see it."""
+        return Figure(title, seen, self.width, self.height, render("panel.svg", panel=self), note)

@@ -1,48 +1,55 @@
 """The cost of diversity and the gain from size: ratio-error against member accuracy, accuracy against ensemble size."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
 from dicedist.reporting import svg
 from dicedist.reporting.lines import Line, line_chart
-from dicedist.reporting.markup import Section, ensembles, figure, grid, unevaluated, without
-from dicedist.reporting.placing import around, clear_place
+from dicedist.reporting.markup import Cell, Head, Section, Table, fixed
 from dicedist.reporting.records import Group, Point, Pooled, pool
-from dicedist.reporting.svg import Panel, number
+from dicedist.reporting.svg import Figure, Panel, number
 
 FOLLOWS_SIZE = ("ensemble", "members", "redundancy.delta")
 STRUCTURES = {"net": "nets", "branch": "branches"}
-Spot = tuple[Group, Pooled, Pooled]  # an ensemble, its individual accuracy, its ratio-error
+LINE = 12.0  # height of a line of text
+ANCHORS = {"start": 0.0, "end": 1.0, "middle": 0.5}  # the share of a text that is left of its anchor
+SHIFTS = {"start": 9, "end": -9, "middle": 0}  # of the anchor of a label, from its point to the right
+MOVES = [("start", 4), ("end", 4), *((anchor, down) for down in (-9, 17, -22, 30) for anchor in SHIFTS)]
+Spot = tuple[Group, Pooled, Pooled]  # an ensemble, its individual accuracy in %, its ratio-error
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def section(groups: Sequence[Group]) -> Section | None:
-    if not any(group.evaluations for group in groups):
-        return None
-    single = [group for group in groups if group.evaluations and not sizes(group)]
-    figures = []
-    if spots := located(groups):
-        figures.append(figure("Diversity against individual accuracy", scatter(spots)))
-    if lines := [Line(group.label, group.style, curve) for group in groups if (curve := sizes(group))]:
-        members = svg.counts("members averaged", int(max(line.points[-1].x for line in lines)))
-        title = "Accuracy against ensemble size"
-        figures.append(figure(title, line_chart(title, lines, members, "test accuracy, %")))
-    if lines := trained_apart(groups):
-        members = svg.counts("members trained", int(max(line.points[-1].x for line in lines)))
-        title = "Accuracy against the size that was trained"
-        figures.append(figure(title, line_chart(title, lines, members, "test accuracy, %")))
-    return Section(
-        "tradeoff",
-        "Diversity and size",
-        "First: up is more diverse, to the right are better members. Small marks are single runs; a thin line joins "
-        "values of δ of one method. Second: the mean accuracy of all ensembles that can be made of so many of a run's "
-        "members. Third, where ensembles of several sizes were trained: one line through their accuracies.",
-        ensembles(groups)
-        + grid(figures, "two")
-        + unevaluated(groups)
-        + without(single, "One member alone has no diversity"),
-    )
+@dataclass(frozen=True)
+class Curve:
+    """A method with one key varied."""
+
+    name: str
+    style: int
+    key: str  # empty for a method that was not varied
+    stops: Mapping[str, Group]  # value of the key -> its runs
+
+    @property
+    def spots(self) -> list[Spot]:
+        return located(self.stops.values())
+
+
+def section(groups: Sequence[Group]) -> Section:
+    averaged = [Line(group.label, group.style, sizes(group)) for group in groups]
+    figures = [
+        scatter(located(groups)),
+        against_size("Accuracy against ensemble size", averaged, "members averaged"),
+        against_size("Accuracy against the size that was trained", trained_apart(groups), "members trained"),
+    ]
+    single = [group for group in groups if not sizes(group)]
+    return Section("report/tradeoff", "Diversity and size", {"groups": groups, "figures": figures, "single": single})
+
+
+def against_size(title: str, lines: Sequence[Line], label: str) -> Figure | None:
+    largest = max((line.points[-1].x for line in lines if line.points), default=1)
+    return line_chart(title, lines, svg.counts(label, int(largest)), "test accuracy, %")
 
 
 def sizes(group: Group) -> list[Point]:
@@ -59,10 +66,10 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
     """Lines through ensembles that differ only in their size, and in what follows from it; of two sizes at least."""
     families: dict[str, list[Group]] = {}
     for group in groups:
-        fixed = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
+        same = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
         config = group.runs[0].config
         chosen = [config.structure, config.redundancy.delta]  # auto: what the size makes of it
-        families.setdefault(json.dumps([fixed, chosen], sort_keys=True), []).append(group)
+        families.setdefault(json.dumps([same, chosen], sort_keys=True), []).append(group)
     lines = []
     for family in families.values():
         values = [(group.runs[0].plan.num_members, group.measure("ensemble", "accuracy")) for group in family]
@@ -73,39 +80,48 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
     return lines
 
 
-def located(groups: Sequence[Group]) -> list[Spot]:
-    """The ensembles that have a ratio-error; accuracies in %."""
+def located(groups: Iterable[Group]) -> list[Spot]:
+    """The ensembles that have a ratio-error."""
     found = [
         (group, group.measure("members", "accuracy"), group.measure("diversity", "ratio_error")) for group in groups
     ]
     return [(group, x.times(100), y) for group, x, y in found if x is not None and y is not None]
 
 
-def scatter(spots: Sequence[Spot]) -> str:
-    dots = [(group, x, y) for group, _, _ in spots for x, y in single_runs(group)]
-    panel = Panel(
-        svg.axis("mean accuracy of the members, test, %", (x for _, x, _ in dots)),
-        svg.axis("ratio-error: single per shared error, test", (y for _, _, y in dots)),
-        height=270,
-    )
-    for before, after in pairwise(spots):
-        if differ_in_delta(before[0], after[0]):
-            panel.line([(spot[1].mean, spot[2].mean) for spot in (before, after)], before[0].style, "thin")
-    write_names(panel, spots, [(x, y) for _, x, y in dots])  # drawn below the marks, so that no mark is hidden
+def scatter(spots: Sequence[Spot]) -> Figure | None:
+    """Small marks are single runs, larger ones their means; values of delta are joined."""
+    dots = [
+        (group, 100 * evaluation["members"]["accuracy"], ratio)
+        for group, _, _ in spots
+        for evaluation in group.evaluations
+        if (ratio := evaluation["diversity"]["ratio_error"]) is not None
+    ]
+    if not dots:
+        return None
+    panel = plane([x for _, x, _ in dots], [y for _, _, y in dots])
     for group, x, y in dots:
         panel.mark(x, y, group.style, f"{group.label}: {number(x, 4)} %, ratio-error {number(y)}", 2, hollow=True)
+    mark_means(panel, spots, [pair for pair in pairwise(spots) if differ_in_delta(pair[0][0], pair[1][0])])
+    write_names(panel, spots)
+    return panel.figure("Diversity against individual accuracy", in_words(spots))
+
+
+def plane(accuracies: Sequence[float], ratios: Sequence[float]) -> Panel:
+    x = svg.axis("mean accuracy of the members, test, %", accuracies)
+    return Panel(x, svg.axis("ratio-error: single per shared error, test", ratios), height=270)
+
+
+def mark_means(panel: Panel, spots: Sequence[Spot], joined: Iterable[Sequence[Spot]]) -> None:
+    for line in joined:
+        panel.line([(x.mean, y.mean) for _, x, y in line], line[0][0].style, "thin")
     for group, accuracy, ratio in spots:
         tip = f"{group.label}, mean of {ratio.n}: {number(accuracy.mean, 4)} %, ratio-error {number(ratio.mean)}"
         panel.mark(accuracy.mean, ratio.mean, group.style, tip, 5)
+
+
+def in_words(spots: Sequence[Spot]) -> str:
     words = ", ".join(f"{g.label} at {number(x.mean)} % and {number(y.mean)}" for g, x, y in spots)
-    return panel.draw(f"Ratio-error on the test set against the mean accuracy of the members: {words}.")
-
-
-def single_runs(group: Group) -> list[tuple[float, float]]:
-    pairs = [
-        (evaluation["members"]["accuracy"], evaluation["diversity"]["ratio_error"]) for evaluation in group.evaluations
-    ]
-    return [(100 * x, y) for x, y in pairs if y is not None]
+    return f"Ratio-error on the test set against the mean accuracy of the members: {words}."
 
 
 def differ_in_delta(first: Group, second: Group) -> bool:
@@ -113,11 +129,65 @@ def differ_in_delta(first: Group, second: Group) -> bool:
     return {key for key in keys if first.settings.get(key) != second.settings.get(key)} == {"redundancy.delta"}
 
 
-def write_names(panel: Panel, spots: Sequence[Spot], dots: Sequence[tuple[float, float]]) -> None:
-    """Writes labels beside their points, where they hide least."""
-    taken = [around(panel.x(x), panel.y(y), 3) for x, y in dots]
-    taken += [around(panel.x(accuracy.mean), panel.y(ratio.mean), 6) for _, accuracy, ratio in spots]
+def write_names(panel: Panel, spots: Sequence[Spot]) -> None:
+    """Write each label next to its point, where it hides least and stays inside the plot."""
+    taken: list[Box] = [(mark.x - 5, mark.y - 5, mark.x + 5, mark.y + 5) for mark in panel.marks]
+    plot = (panel.left, panel.top, panel.right, panel.floor)
     for group, accuracy, ratio in spots:
-        place = clear_place(panel.x(accuracy.mean), panel.y(ratio.mean), group.label, panel, taken)
-        taken.append(place.box)
-        panel.write(place.x, place.y, group.label, f"label halo {svg.style(group.style)}", place.anchor)
+        width = 1.1 * svg.width_of(group.label)
+        places = []
+        for anchor, down in MOVES:
+            x, y = panel.x(accuracy.mean) + SHIFTS[anchor], panel.y(ratio.mean) + down
+            left = x - width * ANCHORS[anchor]
+            box = (left, y - LINE + 2, left + width, y + 2)
+            cost = 3 * (width * LINE - shared(box, plot)) + sum(shared(box, other) for other in taken)
+            places.append((cost, x, y, anchor, box))
+        _, x, y, anchor, box = min(places, key=itemgetter(0))
+        taken.append(box)
+        panel.write(x, y, group.label, f"label halo {svg.style(group.style)}", anchor)
+
+
+def shared(one: Box, other: Box) -> float:
+    """The area that both cover."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)
+
+
+def trade(curves: Sequence[Curve]) -> Figure:
+    """The curves, and the deviations of accuracy over seeds as bars."""
+    spots = [spot for curve in curves for spot in curve.spots]
+    bars = [(x.mean - (x.deviation or 0.0), x.mean + (x.deviation or 0.0)) for _, x, _ in spots]
+    panel = plane([end for bar in bars for end in bar], [ratio.mean for _, _, ratio in spots])
+    for (group, _, ratio), bar in zip(spots, bars, strict=True):
+        panel.line([(end, ratio.mean) for end in bar], group.style, "thin")
+    mark_means(panel, spots, [curve.spots for curve in curves])
+    return panel.figure("Diversity against individual accuracy, one key varied", in_words(spots))
+
+
+def equal_accuracy(curves: Sequence[Curve]) -> Table | None:
+    """Ratio-errors at accuracies that all varied methods reach, read between the points of their curves."""
+    varied = [curve for curve in curves if len(curve.spots) > 1]
+    if len(varied) < 2:
+        return None
+    low = max(min(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
+    high = min(max(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
+    if low >= high:
+        return Table("The curves have no accuracy of members in common", [], [])  # shown as a remark
+    places = [low + (high - low) * nth / 3 for nth in range(4)]
+    rows = [
+        [Cell(curve.name, style=curve.style), *(fixed(interpolated(curve, place), 3) for place in places)]
+        for curve in varied
+    ]
+    heads = [Head("method"), *(Head(f"at {place:.2f} %") for place in places)]
+    return Table("Ratio-error at equal accuracy of members, between the points of the curves", heads, rows)
+
+
+def interpolated(curve: Curve, accuracy: float) -> float:
+    """The highest ratio-error that the curve has at this accuracy: a method may be run at its best point."""
+    found = []
+    for (_, start, first), (_, end, second) in pairwise(curve.spots):
+        if min(start.mean, end.mean) <= accuracy <= max(start.mean, end.mean):
+            share = (accuracy - start.mean) / (end.mean - start.mean) if end.mean != start.mean else 0.0
+            found.append(first.mean + share * (second.mean - first.mean))
+    return max(found)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dicedist.cluster.signals import Stopped
+from dicedist.config import names
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
 from dicedist.runs.files import replace_text
@@ -62,7 +63,7 @@ class Evidence:
         if code:
             raise ValueError(f"{method} does not train: {last_words(log)}")
         wall = time.monotonic() - started
-        known = (record.get("throughput/seconds_per_step") for record in whole_records(job.run.system_file))
+        known = (record.get(names.SECONDS_PER_STEP) for record in whole_records(job.run.system_file))
         pace = ([0.0] + [value for value in known if value is not None])[-1]
         last = whole_records(job.run.records_file)[-1]
         steps = job.config.epochs * last["step"] / last["epoch"]

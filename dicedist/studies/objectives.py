@@ -3,33 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dicedist.config import nearest
+from dicedist.config import names, nearest
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
-
-MEASURES = {  # name -> measure; in a record with val/ before it
-    **{f"ensemble/{measure.name}": measure for measure in ENSEMBLE if measure.quick},
-    **{f"members/{measure.name}": measure for measure in ENSEMBLE if measure.name in ("accuracy", "nll")},
-    **{f"diversity/{measure.name}": measure for measure in DIVERSITY},
-}
-SHORT = {name.partition("/")[2]: name for name in reversed(MEASURES)}  # accuracy is the ensemble's
+from dicedist.reporting.search import Aim
 
 
 @dataclass(frozen=True)
-class Objective:
-    name: str
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES[self.name]
-
-    @property
-    def title(self) -> str:
-        owner, _, _ = self.name.partition("/")
-        return self.measure.heading if owner == "diversity" else f"{owner} {self.measure.heading}"
-
-    @property
-    def record(self) -> str:
-        return f"val/{self.name}"
+class Objective(Aim):
+    name: str  # of its record, without val/
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
@@ -39,16 +20,30 @@ class Objective:
         return f"{value * self.measure.scale:.{self.measure.decimals}f}"
 
 
+def objective(whose: str, measure: Measure) -> Objective:
+    title = measure.heading if whose == names.DIVERSITY else f"{whose} {measure.heading}"
+    return Objective(title, measure, names.record(whose, measure.name))
+
+
+OBJECTIVES = [
+    *(objective(names.ENSEMBLE, measure) for measure in ENSEMBLE if measure.quick),
+    *(objective(names.MEMBERS, measure) for measure in ENSEMBLE if measure.name in ("accuracy", "nll")),
+    *(objective(names.DIVERSITY, measure) for measure in DIVERSITY),
+]
+SHORT = {one.measure.name: one for one in reversed(OBJECTIVES)}  # accuracy is the ensemble's
+KNOWN = SHORT | {one.name: one for one in OBJECTIVES}
+
+
 def objectives_of(text: str) -> tuple[Objective, ...]:
     """nll, or several: accuracy,ratio_error."""
-    names = [SHORT.get(word.strip(), word.strip()) for word in text.split(",")]
-    for name in names:
-        if name not in MEASURES:
-            known = [*SHORT, *MEASURES]
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in KNOWN:
             raise ValueError(
-                f"--objective {name}: no such measure of validation{nearest(name, known)}; write one of "
+                f"--objective {word}: no such measure of validation{nearest(word, [*KNOWN])}; write one of "
                 f"{', '.join(SHORT)}, or members/accuracy"
             )
-    if len(set(names)) < len(names):
+    found = tuple(KNOWN[word] for word in words)
+    if len(set(found)) < len(found):
         raise ValueError(f"--objective {text}: name every measure once")
-    return tuple(map(Objective, names))
+    return found

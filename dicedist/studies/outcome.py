@@ -1,17 +1,18 @@
 """What a search has found: a table, the best config as an experiment, a page. None of it knows a test input."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from dicedist.config.compose import CONF
 from dicedist.console.lines import say
 from dicedist.console.tables import table
-from dicedist.reporting.search import OUTCOMES, Aim, Attempt, write_search_page
+from dicedist.reporting.search import OUTCOMES, Attempt, search_page
 from dicedist.runs.files import replace_text
-from dicedist.studies.search import Search, unexperimental
+from dicedist.studies.search import Search
 
 if TYPE_CHECKING:
     import optuna
@@ -20,48 +21,47 @@ MOST_SHOWN = 20
 
 
 def conclude(search: Search) -> dict[str, str]:
-    """Prints and writes what the search has come to; the values of its best trial."""
-    plan, best = search.plan, search.best_values()
-    attempts = [attempt(search, trial) for trial in search.study.get_trials(deepcopy=False)]
-    winners = [trial.number for trial in search.best()]
-    say(f"\n{shown(search, attempts, winners)}")
+    """Print and write what the search has come to; return the values of its best trial."""
+    plan, winner, attempts = search.plan, search.best()[0], attempts_of(search)
+    best = search.written(winner.params)
+    say(f"\n{shown(search, attempts)}")
     overrides = dict(override.split("=", 1) for override in plan.fixed) | best
-    figures = plan.figures(attempts[winners[0]].values)
-    remark = f"The best of {len(attempts)} trials on validation inputs (trial {winners[0]}): {figures}."
+    figures = plan.figures(winner.values)
+    remark = f"The best of {len(attempts)} trials on validation inputs (trial {winner.number}): {figures}."
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    write_experiment(plan.directory / "best.yaml", overrides, remark, groups)
-    aims = [Aim(objective.title, objective.measure) for objective in plan.objectives]
-    write_search_page(aims, attempts, winners, importance(search.study), plan.directory / "search.html")
+    experiment, page = plan.directory / "best.yaml", plan.directory / "search.html"
+    write_experiment(experiment, overrides, remark, groups)
+    replace_text(page, search_page(plan.objectives, attempts, importance(search.study)))
     say(f"best: {' '.join(f'{key}={value}' for key, value in best.items())}")
-    say(f"as an experiment: {plan.directory / 'best.yaml'}, figures: {plan.directory / 'search.html'}")
+    say(f"as an experiment: {experiment}, figures: {page}")
     return best
 
 
-def attempt(search: Search, trial: "optuna.trial.FrozenTrial") -> Attempt:
-    course, outcome = sorted(trial.intermediate_values.items()), search.outcomes()[trial.number]
-    return Attempt(
-        trial.number,
-        outcome,
-        search.written(trial.params),
-        {key: value for key, value in trial.params.items() if isinstance(value, int | float)},
-        list(trial.values) if outcome == "complete" else [],  # Optuna gives what was pruned its last value
-        [(float(epoch), value) for epoch, value in course],
-        trial.user_attrs.get("reason", ""),
-    )
+def attempts_of(search: Search) -> list[Attempt]:
+    winners, scales = {trial.number for trial in search.best()}, [o.measure.scale for o in search.plan.objectives]
+    return [
+        Attempt(
+            trial.number,
+            outcome,
+            search.written(trial.params),
+            {key: value for key, value in trial.params.items() if isinstance(value, int | float)},
+            # Optuna gives what was pruned its last value.
+            [s * v for s, v in zip(scales, trial.values, strict=True)] if outcome == "complete" else [],
+            [(float(epoch), scales[0] * value) for epoch, value in sorted(trial.intermediate_values.items())],
+            trial.number in winners,
+            trial.user_attrs.get("reason", ""),
+        )
+        for trial, outcome in zip(search.study.get_trials(deepcopy=False), search.outcomes(), strict=True)
+    ]
 
 
-def shown(search: Search, attempts: list[Attempt], winners: Collection[int]) -> str:
+def shown(search: Search, attempts: Sequence[Attempt]) -> str:
     """The best ones, and how many there were of each kind."""
     objectives, keys = search.plan.objectives, list(search.plan.spaces)
     sign = -1 if objectives[0].direction == "maximize" else 1
     complete = sorted((one for one in attempts if one.values), key=lambda one: sign * one.values[0])
     rows = [
-        [
-            one.number,
-            *(o.measure.scale * value for o, value in zip(objectives, one.values, strict=True)),
-            *(one.written[key] for key in keys),
-            "best" if one.number in winners else "",
-        ]
+        [one.number, *one.values, *(one.written[key] for key in keys), "best" if one.is_best else ""]
         for one in complete[:MOST_SHOWN]
     ]
     states = [one.state for one in attempts]
@@ -77,10 +77,8 @@ def importance(study: "optuna.Study") -> dict[str, float]:
     complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if len(study.directions) > 1 or len(complete) < 4 or len(complete[0].params) < 2:
         return {}
-    with unexperimental():
-        return optuna.importance.get_param_importances(
-            study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
-        )
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
 def write_experiment(path: Path, overrides: Mapping[str, str], remark: str, groups: Collection[str]) -> None:
@@ -89,13 +87,8 @@ def write_experiment(path: Path, overrides: Mapping[str, str], remark: str, grou
     defaults: list[Any] = [kept.pop("experiment")] if "experiment" in kept else []
     defaults.append("_self_")
     defaults += [{f"override /{key}": kept.pop(key)} for key in sorted(kept.keys() & set(groups))]
-    nested: dict[str, Any] = {}
+    nested = OmegaConf.create()
     for key, text in kept.items():
-        *above, last = key.split(".")
-        inner = nested
-        for word in above:
-            inner = inner.setdefault(word, {})
-        inner[last] = yaml.safe_load(text)
-    text = yaml.safe_dump({"defaults": defaults}, sort_keys=False)
-    text += yaml.safe_dump(nested, sort_keys=False) if nested else ""
+        OmegaConf.update(nested, key, yaml.safe_load(text))
+    text = yaml.safe_dump({"defaults": defaults}, sort_keys=False) + (OmegaConf.to_yaml(nested) if kept else "")
     replace_text(path, f"# @package _global_\n# {remark}\n\n{text}")

@@ -12,7 +12,8 @@ Started again, or in several processes at once, the same search goes on: a trial
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT
 from dicedist.cluster.signals import Stopped
+from dicedist.config.extras import require
 from dicedist.console.lines import duration, say
 from dicedist.runs.jobs import Job
 from dicedist.runs.queue import gpus_of, last_words
@@ -189,12 +191,13 @@ class Search:
         return self.plan.directory / f"{job.name}.log"
 
     def best(self) -> list["optuna.trial.FrozenTrial"]:
-        """The best trial, or with several objectives those that no other is better than in all of them."""
+        """The best trial, or with several objectives those that no other is better than in all: by the first one."""
         from optuna.trial import TrialState
 
         if not self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             raise ValueError(f"no trial of {self.plan.directory} came to its end: the logs there say why")
-        return self.study.best_trials
+        highest = self.plan.objectives[0].direction == "maximize"
+        return sorted(self.study.best_trials, key=lambda trial: trial.values[0], reverse=highest)
 
     def job_of(self, trial: "optuna.trial.FrozenTrial | optuna.Trial") -> Job:
         return self.plan.job(trial.number, self.written(trial.params))
@@ -202,20 +205,14 @@ class Search:
     def written(self, values: Mapping[str, Any]) -> dict[str, str]:
         return {key: number(self.plan.spaces[key], value) for key, value in values.items()}
 
-    def best_values(self) -> dict[str, str]:
-        """The values that the best trial chose, as overrides take them; of several, the best in the first objective."""
-        first = self.plan.objectives[0].direction
-        found = sorted(self.best(), key=lambda trial: trial.values[0], reverse=first == "maximize")[0]
-        return self.written(found.params)
-
 
 def open_study(plan: Plan, epochs: int) -> "optuna.Study":
-    try:
-        import optuna
-    except ImportError as error:
-        raise ValueError("search=optuna needs Optuna: pip install 'dicedist[search]'") from error
+    require("search", "search=optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with FileLock(plan.directory / ".study.lock"), unexperimental():
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # all that is used here is tested
+    with FileLock(plan.directory / ".study.lock"):
         study = optuna.create_study(
             storage=f"sqlite:///{plan.directory / 'study.db'}",
             study_name="search",
@@ -266,15 +263,3 @@ def distribution(space: Space) -> "optuna.distributions.BaseDistribution":
 def number(space: Space, value: Any) -> str:
     """The number as an override takes it, with four digits, so that a best config can be read and repeated."""
     return f"{value:.4g}" if isinstance(space, Interval) and not space.whole else str(value)
-
-
-@contextlib.contextmanager
-def unexperimental() -> Iterator[None]:
-    """Optuna warns of every interface that is young; what is used here is tested."""
-    import warnings
-
-    import optuna
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield

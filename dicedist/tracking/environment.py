@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from dicedist.cluster.world import World
+from dicedist.config import names
 from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
@@ -75,6 +76,6 @@ class Pace:
         if steps <= 0 or seconds <= 0:
             return {}
         return {
-            "throughput/images_per_second": steps * self.batch_size / seconds,
-            "throughput/seconds_per_step": seconds / steps,
+            names.IMAGES_PER_SECOND: steps * self.batch_size / seconds,
+            names.SECONDS_PER_STEP: seconds / steps,
         }

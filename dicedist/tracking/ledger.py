@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dicedist.algorithm.step import Outcome
+from dicedist.config import names
 
 
 class Ledger:
@@ -35,13 +36,14 @@ class Ledger:
         for step, row in zip(self.steps, rows, strict=True):
             values, late = row[: len(self.names)], row[len(self.names) :]
             for name, value in zip(self.names, values, strict=True):
-                part, _, term = name.rpartition("/")
                 if not math.isfinite(value):
+                    part, term = names.whose(name)
                     return (
                         f"{term} of {part or 'the discriminator'} became {value} at step {step}: "
                         "lower optimizer.lr or redundancy.delta; the last checkpoint is intact"
                     )
             for member, is_late in enumerate(late):
                 if is_late:
-                    return f"member_{member} is out of step with the discriminator at step {step}: it saw another batch"
+                    lost = f"{names.member(member)} is out of step with the discriminator at step {step}"
+                    return f"{lost}: it saw another batch"
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dicedist.cluster.heartbeat import advance
+from dicedist.config import names
 from dicedist.config.schema import Config
 from dicedist.console import lines
 from dicedist.console.progress import SILENT, Progress, SilentProgress
@@ -21,11 +22,11 @@ from dicedist.tracking.mirroring import start_mirror
 
 MIRROR_LIMIT = 600.0  # seconds that a finished training waits for MLflow, however slowly it answers
 SHOWN = {  # name of a record -> its name in the progress line
-    "train/members/loss": "loss",
-    "train/redundancy": "redundancy",
-    "train/discriminator/accuracy": "w acc",
-    "val/ensemble/accuracy": "val ens",
-    "val/members/accuracy": "val members",
+    names.train(names.MEMBERS, names.LOSS): "loss",
+    names.train(names.REDUNDANCY): "redundancy",
+    names.train(names.DISCRIMINATOR, names.ACCURACY): "w acc",
+    names.validation(names.ENSEMBLE, names.ACCURACY): "val ens",
+    names.validation(names.MEMBERS, names.ACCURACY): "val members",
 }
 
 
@@ -119,9 +120,11 @@ class Tracker(SilentTracker):
     def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         if not self.pending:
             return
-        means = {f"train/{name}": math.fsum(column) / len(column) for name, column in self.pending.items()}
-        scheduled = {f"schedule/{name}": value for name, value in schedules.items()}
-        self.log(step, epoch, {**means, **mean_of_members(means), **scheduled}, quiet)
+        means = {name: math.fsum(column) / len(column) for name, column in self.pending.items()}
+        means |= mean_of_members(means)
+        trained = {names.train(name): value for name, value in means.items()}
+        scheduled = {names.schedule(name): value for name, value in schedules.items()}
+        self.log(step, epoch, {**trained, **scheduled}, quiet)
         self.pending = {}
 
     def log(self, step: int, epoch: float, metrics: Mapping[str, float], quiet: bool = False) -> None:
@@ -129,7 +132,7 @@ class Tracker(SilentTracker):
         self.write()
         self.latest |= {name: metrics[key] for key, name in SHOWN.items() if key in metrics}
         if not quiet or self.progress.terminal:
-            last = step >= self.total_steps or any(name.startswith("val/") for name in metrics)
+            last = step >= self.total_steps or any(names.is_of(name, names.VALIDATION) for name in metrics)
             self.show(step, epoch, always=last or self.progress.terminal)
 
     def show(self, step: int, epoch: float, always: bool = False) -> None:
@@ -192,10 +195,11 @@ class Tracker(SilentTracker):
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
     """The means over members of the values that every member has."""
     found = {}
-    for name in ("loss", "gradient_norm"):
-        values = [value for key, value in means.items() if key.startswith("train/member_") and key.endswith(f"/{name}")]
+    for name in (names.LOSS, names.GRADIENT_NORM):
+        own = (names.record(names.member(index), name) for index in itertools.count())
+        values = [means[key] for key in itertools.takewhile(means.__contains__, own)]
         if values:
-            found[f"train/members/{name}"] = math.fsum(values) / len(values)
+            found[names.record(names.MEMBERS, name)] = math.fsum(values) / len(values)
     return found
 
 

@@ -12,6 +12,7 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.parts import Hosted
 from dicedist.cluster import signals
 from dicedist.cluster.world import World
+from dicedist.config import names
 from dicedist.data import sources
 from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.evaluator import Evaluator
@@ -44,28 +45,33 @@ class Validation:
     def __call__(self, done: int) -> tuple[bool, Tensor | None]:
         """All ranks call. Tell if they were stopped meanwhile; on rank 0, return all members' held-out logits."""
         job, control = self.job, self.world.control
-        splits = {name: split for name, split in (("val", job.source.val), ("train_set", self.watched)) if len(split)}
+        splits = {
+            name: split
+            for name, split in ((names.VALIDATION, job.source.val), (names.TRAINING_IMAGES, self.watched))
+            if len(split)
+        }
         rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # whose features w reads
-        columns = {"val": (LOGITS, *KEPT) if job.method.estimator else (LOGITS,), "train_set": (LOGITS,)}
+        held_out_columns = (LOGITS, *KEPT) if job.method.estimator else (LOGITS,)
+        columns = {names.VALIDATION: held_out_columns, names.TRAINING_IMAGES: (LOGITS,)}
         w = sent_w(job.config, job.method, job.plan, job.placement, control, self.hosted, job.source.num_classes)
         evaluator = self.evaluator(w)
         readings: dict[str, list[Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():
-                noun = f"{'validation' if name == 'val' else 'training'} {job.source.kind}"
+                noun = f"{'validation' if name == names.VALIDATION else 'training'} {job.source.kind}"
                 readings[name] = list(evaluator.read(split, noun, columns[name], rows_N))
         if control.agree(len(readings) < len(splits)):
             return True, None
         gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
-        held_out, named = gathered["val"], {}
+        held_out, named = gathered[names.VALIDATION], {}
         if held_out is not None:
             estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
-            named = {"val/redundancy_nats": fmean(estimated["nats_P"])} if estimated else {}
+            named = {names.validation(names.REDUNDANCY_NATS): fmean(estimated["nats_P"])} if estimated else {}
         for name, found in gathered.items():
             if found is not None:
-                measures = metrics.validation_measures if name == "val" else metrics.training_measures
+                measures = metrics.validation_measures if name == names.VALIDATION else metrics.training_measures
                 measured = measures(found.logits_MNK, splits[name].labels_N)
-                named |= {f"{name}/{measure}": value for measure, value in measured.items()}
+                named |= {names.record(name, measure): value for measure, value in measured.items()}
         if self.world.reports:
             self.tracker.log(done, job.epoch(done), named)
         return False, None if held_out is None else held_out.logits_MNK

@@ -33,8 +33,8 @@ def test_a_run_over_two_ranks(run, capfd):
 def test_its_page_figures_and_ensemble(run, tmp_path):
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
     figures = run.figures()
-    assert figures and all(figure.startswith("<svg") for figure in figures.values())
-    assert figures["redundancy"]._repr_html_().startswith('<img alt="figure" src="data:image/svg+xml;base64,')
+    assert figures and all(figure.svg.startswith("<svg") for figure in figures.values())
+    assert figures["redundancy"]._repr_html_().startswith('<img src="data:image/svg+xml;base64,')
     answers = run.ensemble(trusted=True).predict(np.zeros((2, 32, 32, 3)) + 0.5)
     assert len(answers) == 2 and answers.member_logits.shape == (2, 2, 10)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dicedist.metrics.statistics import Interval
-from dicedist.reporting.forest import Bar, Row, forest
+from dicedist.reporting.forest import Bar, forest
 
 BEFORE = Bar(Interval(2.0, 0.5, 1.0, 3.0, 5), 1, "ceb before T +2.00", hollow=True)
 AFTER = Bar(Interval(-1.0, 0.5, -1.5, -0.5, 5), 1, "ceb after T −1.00")
@@ -22,7 +22,7 @@ def drawn(picture):
 
 
 def test_bars_and_marks_stand_at_their_values():
-    picture = forest("difference, %", [Row("ceb", [BEFORE, AFTER]), Row("dice", [ONE_SEED])], zero=True)
+    picture = forest("Difference", "difference, %", {"ceb": [BEFORE, AFTER], "dice": [ONE_SEED]}, zero=True).svg
     bars, marks, ticks = drawn(picture)
     scale = (ticks[4.0] - ticks[0.0]) / 4
     found = [tuple((x - ticks[0.0]) / scale for x in (bar[0], bar[2])) for bar in bars]
@@ -36,6 +36,7 @@ def test_bars_and_marks_stand_at_their_values():
 
 
 def test_zero_belongs_to_the_axis_of_differences_alone():
-    high = [Row("ind", [Bar(Interval(70.0, 1.0, 68.0, 72.0, 5), 0, "ind 70.0")])]
-    assert 0.0 not in drawn(forest("AUROC, %", high))[2] and "reference" not in forest("AUROC, %", high)
-    assert 0.0 in drawn(forest("difference, %", high, zero=True))[2]
+    high = {"ind": [Bar(Interval(70.0, 1.0, 68.0, 72.0, 5), 0, "ind 70.0")]}
+    of_scores = forest("AUROC", "AUROC, %", high).svg
+    assert 0.0 not in drawn(of_scores)[2] and 'class="reference"' not in of_scores
+    assert 0.0 in drawn(forest("Difference", "difference, %", high, zero=True).svg)[2]

@@ -1,4 +1,4 @@
-"""The wheel contains conf/, pins fit ranges, launch/install installs when it must, launch/docker passes settings on."""
+"""The wheel has conf/ and templates, pins fit ranges; launch/install installs what is needed, launch/docker passes keys."""
 
 import os
 import re
@@ -46,6 +46,8 @@ def test_wheel_carries_every_config(tmp_path: Path) -> None:
     configs = {f"dicedist/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("conf/**/*.yaml")}
     assert "dicedist/conf/train.yaml" in configs
     assert configs <= names
+    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dicedist/reporting/templates").rglob("*.*")}
+    assert "dicedist/reporting/templates/page.html" in templates and templates <= names
     assert "dicedist/py.typed" in names
 
 

@@ -2,17 +2,24 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from scipy import stats
+from torch.nn.functional import one_hot
 
-from dicedist.metrics.statistics import Interval
-from dicedist.reporting.curves import Curve, Stop, interpolated
-from dicedist.reporting.evidence import Comparison, Contender, markdown, sections
-from dicedist.reporting.records import Pooled
+from dicedist.reporting.evidence import Comparison, markdown, sections
+from dicedist.reporting.page import document
+from dicedist.reporting.records import Group, Recorded
+from dicedist.reporting.tradeoff import Curve, interpolated
+from dicedist.runs.run import Run
 from dicedist.studies.evidence import Evidence
 from dicedist.studies.protocol import commit_of, read_protocol
+from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
 
 TEXT = """
 title: Shapes
@@ -120,17 +127,35 @@ def evaluation(accuracy, ratio=0.5):
 BASE, OTHER = [0.70, 0.72, 0.71], [0.73, 0.76, 0.73]
 
 
-def comparison():
-    ind = Contender("ind", 0, [evaluation(a) for a in BASE], {"optimizer.lr": "0.1"}, {"complete": 3}, {})
-    inputs = {"accuracy": Interval(3.0, 0.5, 2.0, 4.0, 1000)}
-    trials = {"complete": 2, "ended early": 1}
-    dice = Contender("dice", 2, [evaluation(a) for a in OTHER], {"redundancy.delta": "0.2"}, trials, inputs)
-    curve = [
-        Stop("0", [evaluation(0.72, 0.3), evaluation(0.72, 0.5)], Pooled(70.0, 0.5, 2), Pooled(0.4, 0.1, 2)),
-        Stop("1", [evaluation(0.61, 0.7), evaluation(0.63, 0.9)], Pooled(60.0, 0.5, 2), Pooled(0.8, 0.1, 2)),
-    ]
-    curves = [Curve("dice", 2, "redundancy.delta", curve), Curve("adp", 4, "beta", [curve[0], curve[1]])]
-    return Comparison("Shapes", "Which?", "0123456789abcdef", "ensemble NLL, nats", ind, [ind, dice], curves)
+def group(label, style, evaluations, folder=None):
+    """Runs that were measured as it is told, with seeds from 0 on."""
+    runs = [Run(f"{folder or label}/{seed}") for seed in range(len(evaluations))]
+    return Group(
+        label,
+        style,
+        [
+            Recorded(run, SimpleNamespace(seed=seed), [], found, {})
+            for seed, (run, found) in enumerate(zip(runs, evaluations, strict=True))
+        ],
+    )
+
+
+def comparison(folder=None):
+    ind = group("ind", 0, [evaluation(a) for a in BASE], folder and folder / "ind")
+    dice = group("dice", 2, [evaluation(a) for a in OTHER], folder and folder / "dice")
+    chosen = {"ind": {"optimizer.lr": "0.1"}, "dice": {"redundancy.delta": "0.2"}}
+    trials = {"ind": {"complete": 3}, "dice": {"complete": 2, "ended early": 1}}
+    stops = {
+        "0": group("dice, delta 0", 2, [evaluation(0.72, 0.3), evaluation(0.72, 0.5)]),
+        "1": group("dice, delta 1", 2, [evaluation(0.61, 0.7), evaluation(0.63, 0.9)]),
+    }
+    curves = [Curve("dice", 2, "redundancy.delta", stops), Curve("adp", 4, "beta", stops)]
+    about = ("Shapes", "Which?", "0123456789abcdef", "ensemble NLL, nats")
+    return Comparison(*about, ind, [ind, dice], chosen, trials, curves)
+
+
+def page_of(found):
+    return "".join(section.html for section in sections(found))
 
 
 def test_the_tables_have_means_and_paired_intervals():
@@ -140,28 +165,61 @@ def test_the_tables_have_means_and_paired_intervals():
     assert "| ind | 71.00 ± 1.00 |" in text and "6 trials of search" in text and "0123456789" in text
     low, high = stats.ttest_rel([61, 63], [72, 72]).confidence_interval(0.95)
     assert f"| dice, delta 1 to 0 | −10.00 [−{-low:.2f}, +{high:.2f}] |" in text
-    page = "".join(section.body for section in sections(comparison()))
+    page = page_of(comparison())
     assert "<b>+0.400 [+0.400, +0.400]</b>" in page, "the difference of ratio-errors is the same with both seeds"
-    assert "<b>+3.00 [+2.00, +4.00]</b>" in page, "the interval over inputs leaves zero out"
     assert "2 complete, 1 ended early" in page and "redundancy.delta=0.2" in page
+
+
+def test_the_interval_over_inputs_is_of_the_logits_that_runs_kept(tmp_path):
+    found = comparison(tmp_path)
+    labels_N = torch.arange(60) % 3
+    for name, num_right in (("ind", 30), ("dice", 45)):
+        for seed in range(3):
+            told_N = torch.where(torch.arange(60) < num_right, labels_N, (labels_N + 1) % 3)
+            logits = {"logits": 9.0 * one_hot(told_N, 3)[None].float(), "labels": labels_N}
+            (tmp_path / name / str(seed)).mkdir(parents=True)
+            save_file(logits, tmp_path / name / str(seed) / "logits.safetensors")
+    interval = re.search(
+        r"<b>\+25.00 \[\+(\d+.\d+), \+(\d+.\d+)\]</b>", page_of(found).partition("Over test inputs")[2]
+    )
+    low, high = map(float, interval.groups())
+    spread = 100 * (0.25 * 0.75 / 60) ** 0.5  # of the share of inputs that only DICE gets right
+    assert low == pytest.approx(25 - 1.96 * spread, abs=2) and high == pytest.approx(25 + 1.96 * spread, abs=2)
+
+
+def test_no_name_of_a_comparison_becomes_markup():
+    plain = comparison()
+    found = Comparison(
+        EVERYTHING,
+        EVERYTHING,
+        EVERYTHING,
+        EVERYTHING,
+        replace(plain.groups[0], label=HOSTILE[0]),
+        [replace(one, label=name) for one, name in zip(plain.groups, HOSTILE, strict=False)],
+        {name: {EVERYTHING: EVERYTHING} for name in HOSTILE},
+        {name: {EVERYTHING: 1} for name in HOSTILE},
+        [Curve(name, 2, name, {name + value: one for value, one in plain.curves[0].stops.items()}) for name in HOSTILE],
+    )
+    shown = assert_only_our_markup(document(found.title, found.about, sections(found)))
+    assert EVERYTHING in shown
 
 
 def test_differences_and_ood_scores_are_drawn():
     found = comparison()
-    page = "".join(section.body for section in sections(found))
+    page = page_of(found)
     assert "Difference of ensemble accuracy" in page and "AUROC of every score" not in page, "no run has an OOD set"
     assert page.count("<figcaption>Difference of ") == 6, "NLL, ECE and Brier before and after T are one figure each"
     kinds = re.findall(r'class="(mark|hollow) [^"]*"[^>]*><title>dice, ECE (before|after) T', page)
     assert kinds == [("hollow", "before"), ("mark", "after")], "as in the figures of reliability"
-    for one, auroc in ((found.contenders[0], 0.6), (found.contenders[1], 0.8)):
+    for one, auroc in zip(found.groups, (0.6, 0.8), strict=True):
         for of_seed in one.evaluations:
             of_seed["ood"] = {name: {"knn": {"auroc": auroc + shift}} for name, shift in (("near", 0), ("far", 0.1))}
-    assert "KNN of ind 65.00; KNN of dice 85.00." in "".join(section.body for section in sections(found))
+    assert "KNN of ind 65.00; KNN of dice 85.00." in page_of(found)
 
 
 def test_a_column_that_some_run_lacks_is_left_out():
     found = comparison()
-    found.contenders[0].evaluations[0]["diversity"]["ratio_error"] = None
+    found.groups[0].evaluations[0]["diversity"]["ratio_error"] = None
     of_methods, _, of_curves = markdown(found).partition("One key varied")
     assert "ratio-error" not in of_methods and "ratio-error" in of_curves
 

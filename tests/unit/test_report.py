@@ -10,12 +10,14 @@ import statistics
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 from safetensors.torch import save_file
 
 from dicedist import metrics
@@ -25,12 +27,12 @@ from dicedist.evaluation.detection import histogram
 from dicedist.report import run
 from dicedist.reporting import paper, svg
 from dicedist.reporting.labels import labels
-from dicedist.reporting.lines import Line, heights
-from dicedist.reporting.page import pictures, write_report
-from dicedist.reporting.placing import apart
+from dicedist.reporting.lines import Line, apart, heights
+from dicedist.reporting.page import figures, write_comparison, write_report
 from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, read_groups, read_run, styles_of, thinned
 from dicedist.reporting.svg import axis
 from dicedist.runs.run import Run
+from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
 
 SECTIONS = (
     *("summary", "differences", "dynamics", "tradeoff", "reliability", "abstention", "discriminator", "ood"),
@@ -186,12 +188,13 @@ def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str
             assert all(math.isfinite(float(number)) for number in picture.get("viewBox", "").split())
 
 
-def test_sizes_that_were_trained_apart_make_one_line(make_run: MakeRun, report: Callable[..., str]) -> None:
+def test_sizes_that_were_trained_apart_make_one_line(make_run: MakeRun) -> None:
     name = "accuracy-against-the-size-that-was-trained"
     runs = [make_run(f"ind-{size}-{seed}", "ind", seed, size) for size in (2, 3, 5) for seed in (0, 1)]
     runs += [make_run(f"dice-{size}", "dice", 0, size) for size in (2, 3)]  # whose delta follows the size
     runs.append(make_run("alone", "ind", 0, 2, overrides=("structure=branch",)))  # of one size only
-    said = pictures(report(*runs))[name]
+    drawn = lambda *folders: figures([*map(Run.open, folders)])  # noqa: E731
+    said = drawn(*runs)[name].svg
     assert "Ind., nets" in said and "DICE, nets" in said and "branches" not in said
     for size in (2, 3, 5):
         results = [
@@ -199,9 +202,9 @@ def test_sizes_that_were_trained_apart_make_one_line(make_run: MakeRun, report: 
         ]
         accuracy = 100 * statistics.fmean(result["ensemble"]["accuracy"] for result in results)
         assert f"{accuracy:.4g}"[:4] in said
-    assert name not in pictures(report(runs[0], runs[1]))
+    assert name not in drawn(runs[0], runs[1])
     apart = [make_run(f"delta-{delta}", overrides=(f"redundancy.delta={delta}",)) for delta in (0.1, 0.5)]
-    assert name not in pictures(report(*apart))
+    assert name not in drawn(*apart)
 
 
 def test_diversity_of_training_images_is_drawn(make_run: MakeRun, report: Callable[..., str]) -> None:
@@ -212,22 +215,25 @@ def test_diversity_of_training_images_is_drawn(make_run: MakeRun, report: Callab
         line |= {k.replace("val/", "train_set/"): v for k, v in line.items() if k.startswith("val/diversity/")}
         line |= {"val/redundancy_nats": 0.5} if "val/ensemble/accuracy" in line else {}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = report(run)
-    assert "Diversity on training images" in text
-    assert {"ratio-error-of-training-images", "redundancy-held-out"} <= pictures(text).keys()
+    assert "Diversity on training images" in report(run)
+    assert {"ratio-error-of-training-images", "redundancy-held-out"} <= figures([Run.open(run)]).keys()
 
 
 def test_figures_are_also_pictures_of_their_own(make_run: MakeRun, report: Callable[..., str]) -> None:
-    found = pictures(report(make_run("a")))
+    folder = make_run("a")
+    found = figures([Run.open(folder)])
+    text = report(folder)
     assert {
         "accuracy-of-the-ensemble",
         "redundancy",
         "accuracy-against-ensemble-size",
         "calibration-of-w",
     } <= found.keys()
-    for text in found.values():
-        root = ET.fromstring(text)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("aria-label")
+    for name, figure in found.items():
+        root = ET.fromstring(figure.svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("aria-label") == figure.seen
+        assert name == figure.name and figure.drawing in text and figure.svg not in text
+        assert figure._repr_html_().startswith('<img src="data:image/svg+xml;base64,')
 
 
 def test_page_needs_no_network_and_no_script(make_run: MakeRun, report: Callable[..., str]) -> None:
@@ -405,8 +411,46 @@ def test_names_cannot_become_markup(make_run: MakeRun, report: Callable[..., str
     nasty = '<b id="x">&"\''
     text = report(make_run(nasty, class_names=(nasty, "square", "star", "cross")))
     assert nasty not in text and '<b id="x">' not in text
-    assert html.escape(nasty) in text
+    assert escape(nasty) in text
     parsed(text)
+
+
+def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[..., str], tmp_path: Path) -> None:
+    """Names of runs, classes, members, OOD sets, scores, shifts, records, and values of the config."""
+    folders = []
+    for nth, name in enumerate(HOSTILE):
+        folder = make_run(name.replace("/", "-"), seed=nth, class_names=(name, name + "2", "star", "cross"))
+        config = Run(folder).config()
+        data = replace(config.data, name="folder", root=f"/images/{name}")
+        method = replace(config.method, title=f"DICE {name}", meaning=name)
+        Run(folder).save_config(replace(config, data=data, method=method, network=replace(config.network, name=name)))
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        evaluation["member_ids"] = [name, "1", "2"]
+        scores = evaluation["ood"].pop("svhn")
+        evaluation["ood"] |= {name: scores | {name: scores["max_softmax"]}}
+        evaluation["ood_missing"] = [f"{name}: is not there"]
+        ranked = {"auroc": 0.5, "auroc_interval": [0.4, 0.6], "fpr95": 0.5, "fpr95_ood_positive": 0.5}
+        evaluation["ood_groups"] = {name: {"sets": [name], "missing": [name], "scores": {"max_softmax": ranked}}}
+        means = {str(severity): {"accuracy": 0.5} for severity in range(6)}
+        sets = {name: {"1": {"accuracy": 0.5}}}
+        evaluation["shift"] = {name: {"mean": means, "sets": sets, "num_inputs": 5, "mean_error": 0.5}}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(
+                json.dumps({"step": 13, "epoch": 3.25, f"train/{name}": 1.0, "val/ensemble/accuracy": 0.5}) + "\n"
+            )
+        folders.append(folder)
+    text = report(*folders)
+    shown = assert_only_our_markup(text)
+    assert all(name in shown for name in HOSTILE), "shown as they are"
+    drawn = figures([*map(Run.open, folders)]).values()
+    for figure in drawn:
+        ET.fromstring(figure.svg)
+        assert_only_our_markup(figure.svg)
+        assert_only_our_markup(figure._repr_html_())
+    assert any("evil" in figure.seen for figure in drawn)
+    write_comparison(tmp_path / "paper.html", ["table", "cell", "note"], [[EVERYTHING] * 3, ["other", *HOSTILE[:2]]])
+    assert EVERYTHING in assert_only_our_markup((tmp_path / "paper.html").read_text())
 
 
 def test_many_classes_show_the_hardest_and_list_all(make_run: MakeRun, report: Callable[..., str]) -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from dicedist import sweep
 from dicedist.config import compose, compose_config
+from dicedist.reporting.search import Attempt, search_page
 from dicedist.runs.jobs import Job
 from dicedist.studies import search as searching
 from dicedist.studies.objectives import objectives_of
 from dicedist.studies.outcome import conclude
 from dicedist.studies.search import Plan, Search
 from dicedist.studies.spaces import Choice, Interval, space_of
+from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
 
 optuna = pytest.importorskip("optuna")
 FIXED = ("data=shapes", "network=resnet8", "method=ind", "ensemble.size=2", "epochs=8", "tracking=none")
@@ -54,8 +56,12 @@ def test_spaces_that_cannot_be(text, line):
 
 def test_objectives_have_the_direction_of_their_measure():
     accuracy, ratio = objectives_of("accuracy,ratio_error")
-    assert (accuracy.record, accuracy.direction) == ("val/ensemble/accuracy", "maximize")
-    assert (ratio.record, ratio.direction) == ("val/diversity/ratio_error", "maximize")
+    assert (accuracy.name, accuracy.title, accuracy.direction) == (
+        "ensemble/accuracy",
+        "ensemble accuracy, %",
+        "maximize",
+    )
+    assert (ratio.name, ratio.title, ratio.direction) == ("diversity/ratio_error", "ratio-error", "maximize")
     assert objectives_of("members/nll")[0].direction == "minimize"
     with pytest.raises(ValueError, match=r"acuracy: no such measure of validation \(did you mean accuracy\?\)"):
         objectives_of("acuracy")
@@ -194,6 +200,17 @@ def test_several_objectives_have_a_front(tmp_path, capsys):
     conclude(search)
     assert "ensemble accuracy, %, validation" in capsys.readouterr().out
     assert "Pareto front" in (tmp_path / "search.html").read_text()
+
+
+def test_no_key_or_value_of_a_search_becomes_markup():
+    aims = objectives_of("nll")
+    attempts = [
+        Attempt(0, "complete", dict.fromkeys(HOSTILE, EVERYTHING), {}, [0.5], [(1.0, 0.6), (2.0, 0.5)], True, ""),
+        Attempt(1, "complete", dict.fromkeys(HOSTILE, "0.1"), {HOSTILE[0]: 0.1}, [0.7], [], False, ""),
+        Attempt(2, "fail", dict.fromkeys(HOSTILE, EVERYTHING), {}, [], [], False, EVERYTHING),
+    ]
+    shown = assert_only_our_markup(search_page(aims, attempts, dict.fromkeys(HOSTILE, 0.2)))
+    assert EVERYTHING in shown and all(name in shown for name in HOSTILE)
 
 
 @pytest.mark.usefixtures("pretending")

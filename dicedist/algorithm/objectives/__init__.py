@@ -34,6 +34,7 @@ from dicedist.algorithm.networks import Network
 from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.schedules import Moment
 from dicedist.algorithm.targets import Targets
+from dicedist.config import names
 from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
 
 
@@ -52,7 +53,8 @@ class View:
 
     def named(self, values: Mapping[str, Tensor]) -> Values:
         """Name the member's values for the records."""
-        return {f"member_{self.index}/{name}": value.detach() for name, value in values.items()}
+        own = names.member(self.index)
+        return {names.record(own, name): value.detach() for name, value in values.items()}
 
     @property
     def labels_B(self) -> Tensor:

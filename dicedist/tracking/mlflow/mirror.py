@@ -27,7 +27,7 @@ from dicedist.config import Config, flatten
 from dicedist.config.compose import flat
 from dicedist.console.lines import warn
 from dicedist.metrics.measures import FRESH_REDUNDANCY
-from dicedist.reporting.page import pictures, write_report
+from dicedist.reporting.page import figures, write_report
 from dicedist.runs.files import open_own, replace_json
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
@@ -263,8 +263,9 @@ class Mirror:
         run = self.run
         if not run.report_file.is_file() or run.report_file.is_symlink():
             write_report([run], run.report_file)
-        for name, picture in pictures(run.report_file.read_text()).items():
-            self.client.log_text(self.state["run_id"], picture, f"figures/{name}.svg")
+        with contextlib.suppress(ValueError):  # the page of an earlier version is sent without figures
+            for name, figure in figures([run]).items():
+                self.client.log_text(self.state["run_id"], figure.svg, f"figures/{name}.svg")
         for path in (run.config_file, run.environment_file, run.result_file, run.records_file, run.report_file):
             if path.is_file() and not path.is_symlink():  # which could lead to any file of the user
                 self.client.log_artifact(self.state["run_id"], str(path))
