@@ -45,7 +45,8 @@ class Validation:
     def __call__(self, done: int) -> tuple[bool, Tensor | None]:
         """All ranks call. Tell if they were stopped meanwhile; on rank 0, return all members' held-out logits."""
         job, control = self.job, self.world.control
-        splits = {
+        splits = {names.VALIDATION: job.source.val, names.TRAINING_IMAGES: self.watched}
+        splits = {name: split for name, split in splits.items() if len(split)}
             name: split
             for name, split in ((names.VALIDATION, job.source.val), (names.TRAINING_IMAGES, self.watched))
             if len(split)

@@ -1,4 +1,4 @@
-"""The wheel has conf/ and templates, pins fit ranges; launch/install installs what is needed, launch/docker passes keys."""
+"""The wheel holds conf/ and templates, pins fit ranges; launch/install and launch/docker do their part."""
 
 import os
 import re
