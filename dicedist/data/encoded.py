@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from dicedist.data.images import ORIENTATION, as_rgb, refuse_outsized, shrink_an
 TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
-Boxes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,6 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.sizes_R2)
-
-    def boxes(self, rows_B: Tensor, crops_B4: Tensor | None) -> Boxes:
-        return pixel_boxes(self.sizes_R2[rows_B.numpy()], None if crops_B4 is None else crops_B4.numpy())
 
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
         """The box as it is, or the middle of the image, scaled to S pixels."""
@@ -75,24 +71,6 @@ class Encoded:
                 as_rgb(opened).save(plain, "PPM")
             data = plain.getvalue()
         return np.frombuffer(data, np.uint8)
-
-
-def pixel_boxes(sizes_B2: NDArray[np.int32], crops_B4: NDArray[np.floating[Any]] | None) -> Boxes:
-    """crops: of each, its share of the area, log(width / height), and where it lies between the borders, x and y.
-
-    A box that would be wider or higher than the image is as wide or high as it. None: the middle square.
-    """
-    width_B, height_B = sizes_B2.astype(np.float64).T
-    if crops_B4 is None:
-        side_B = np.minimum(width_B, height_B)
-        wide_B, high_B, x_B, y_B = side_B, side_B, 0.5, 0.5
-    else:
-        share_B, log_ratio_B, x_B, y_B = crops_B4.astype(np.float64).T
-        area_B, ratio_B = share_B * width_B * height_B, np.exp(log_ratio_B)
-        wide_B = np.clip(np.rint(np.sqrt(area_B * ratio_B)), 1, width_B)
-        high_B = np.clip(np.rint(np.sqrt(area_B / ratio_B)), 1, height_B)
-    left_B, top_B = np.floor(x_B * (width_B - wide_B + 0.999)), np.floor(y_B * (height_B - high_B + 0.999))
-    return np.stack([left_B, top_B, wide_B, high_B], 1).astype(np.int64)
 
 
 class Examined(NamedTuple):
