@@ -21,8 +21,8 @@ from torch import Tensor
 
 from dicedist.config.schema import DataConfig
 from dicedist.data.augmentation import padding
+from dicedist.data.images import open_image
 from dicedist.data.pipeline import RawBatch, RawEncoded, TorchDecoder
-from dicedist.data.sets.folder import is_unfit
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
@@ -179,14 +179,13 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
                     (images,) = pipe.run()
                 yield np.asarray(images.as_cpu().as_tensor())
                 done += 1
-        except (RuntimeError, OSError):  # a pipeline is no longer valid after an error
+        except Exception:  # from DALI, or from open_image; a pipeline is no longer valid after an error
             yield None
             done += 1
 
 
 def read_file(path: Path) -> NDArray[np.uint8]:
-    if is_unfit(path):
-        raise OSError(f"{path} is not for DALI")  # the batch goes to PIL, which says why
+    open_image(path).close()  # DALI would decode whatever the head promises
     return np.fromfile(path, np.uint8)
 
 

@@ -1,7 +1,7 @@
-"""Images as their files hold them: decoded when they are needed, and only the part that a crop shows.
+"""Images as their files hold them: listed once, decoded when they are needed, and only the box that a crop shows.
 
-What is known of every image without decoding it (its size, whether DALI can be trusted with it) was listed once; then
-a crop that order.py draws as fractions becomes a box of pixels, and both pipelines decode the same boxes.
+The list holds what is known without decoding: the size of every image, its length and checksum, and whether DALI can
+be trusted with it. It is cached like prepared images.
 
 Legend: R images listed, B batch, S pixels of a side; a box is (left, top, width, height).
 """
@@ -11,7 +11,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,27 +21,37 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dicedist.console.lines import printable
-from dicedist.data.images import ORIENTATION, as_rgb, refuse_outsized, shrink_and_crop
+from dicedist.config.schema import DataConfig
+from dicedist.data.images import ORIENTATION, as_rgb, decode_file, moments, open_image, shrink_and_crop
+from dicedist.data.prepared import NewArray, Prepared
+from dicedist.data.reading import MEASURED, reason, shown
 
 TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
+class Files(NamedTuple):
+    """The encoded images of one split, by row."""
+
+    name: Callable[[int], str]  # relative to the folder, for messages
+    read: Callable[[int], bytes]
+
+
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """Takes the place of an array of images in a Split."""
 
-    read: Callable[[int], bytes]  # of a row
-    name: Callable[[int], str]  # of a row, for messages
+    folder: Path
+    files: Files
     sizes_R2: NDArray[np.int32]  # width and height, upright
     plain_R: NDArray[np.bool_]  # whether DALI may see the file as it is
+    bytes_R: NDArray[np.int64]
     size: int  # S, of the views
     threads: ThreadPoolExecutor
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
-        """The images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
+        """Return the images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
         assert dim == 0
         decoded = self.threads.map(lambda row: self.decoded(row, None), rows_B.tolist())
         return torch.from_numpy(np.stack(list(decoded)))
@@ -47,8 +59,25 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.sizes_R2)
 
+    def name(self, row: int) -> str:
+        return str(self.folder / self.files.name(row))
+
+    def read(self, row: int) -> bytes:
+        """Read a file, and refuse it if it is not as long as it was when it was listed."""
+        try:
+            data = self.files.read(row)
+        except OSError as error:
+            raise ValueError(
+                f"{self.name(row)} was listed at the start and cannot be read: {error.strerror}"
+            ) from error
+        if len(data) != self.bytes_R[row]:
+            raise ValueError(
+                f"{self.name(row)} had {self.bytes_R[row]:,} bytes at the start, and now has {len(data):,}"
+            )
+        return data
+
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
-        """The box as it is, or the middle of the image, scaled to S pixels."""
+        """Return the box in its own size, or without a box the middle of the image, scaled to S pixels."""
         data = self.read(row)
         try:
             with Image.open(io.BytesIO(data)) as opened:
@@ -63,7 +92,7 @@ class Encoded:
             ) from error
 
     def for_dali(self, row: int) -> NDArray[np.uint8]:
-        """The file's bytes; of a kind that DALI decodes otherwise than PIL, the upright image as plain pixels."""
+        """Return the file's bytes, or the upright pixels of a kind that DALI decodes otherwise than PIL."""
         data = self.read(row)
         if not self.plain_R[row]:
             plain = io.BytesIO()
@@ -71,6 +100,12 @@ class Encoded:
                 as_rgb(opened).save(plain, "PPM")
             data = plain.getvalue()
         return np.frombuffer(data, np.uint8)
+
+
+def open_listed(prepared: Prepared, split: str, config: DataConfig, folder: Path, files: Files) -> Encoded:
+    sizes_R2, plain_R, bytes_R = (prepared.array(f"{split}_{of}") for of in ("sizes", "plain", "bytes"))
+    threads = ThreadPoolExecutor(config.num_threads)
+    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, config.size, threads)
 
 
 class Examined(NamedTuple):
@@ -81,13 +116,12 @@ class Examined(NamedTuple):
 
 
 def examine(data: bytes) -> Examined:
-    """What is listed of an image, upright; ValueError with the reason if it is damaged.
+    """Return what is listed of an image, upright; ValueError with the reason if it is damaged.
 
     Only the head is decoded, unless the file does not end as its format does: then all of it.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            refuse_outsized(image)
+        with open_image(io.BytesIO(data)) as image:
             turn = image.getexif().get(ORIENTATION, 1)
             width, height = image.size[::-1] if turn in TURNED else image.size
             plain = (image.format, image.mode) in PLAIN and turn == 1
@@ -98,5 +132,48 @@ def examine(data: bytes) -> Examined:
     return Examined(width, height, plain, zlib.crc32(data))
 
 
-def reason(error: BaseException) -> str:
-    return printable(" ".join(str(error).split())) or type(error).__name__
+class Listing(NamedTuple):
+    """One split, before it is listed."""
+
+    labels: Sequence[int]
+    num_bytes: Sequence[int]
+    files: Files
+
+
+def index(
+    listings: dict[str, Listing], class_names: Sequence[str], config: DataConfig, new_array: NewArray
+) -> dict[str, Any]:
+    """Fill the arrays that every source of encoded images has, and return what its about.json says."""
+    about: dict[str, Any] = {"class_names": list(class_names), "corrupt": {}}
+    for split, (labels, num_bytes, files) in listings.items():
+        number = len(labels)
+        sizes_R2 = new_array(f"{split}_sizes", (number, 2), np.int32)
+        plain_R = new_array(f"{split}_plain", (number,), np.bool_)
+        checksums_R = new_array(f"{split}_checksums", (number,), np.uint32)
+        new_array(f"{split}_labels", (number,), np.int64)[:] = labels
+        new_array(f"{split}_bytes", (number,), np.int64)[:] = num_bytes
+        corrupt: dict[int, str] = {}
+        with ThreadPoolExecutor(config.num_threads) as threads:
+            every = threads.map(partial(examined, files), range(number))
+            for row, found in enumerate(shown(every, number, f"images of {split} listed")):
+                if isinstance(found, str):
+                    corrupt[row] = found
+                    found = Examined(1, 1, False, 0)
+                sizes_R2[row], plain_R[row], checksums_R[row] = found[:2], found.plain, found.checksum
+            if split == "train":
+                # What is damaged in the middle of a file shows only here, where it is decoded.
+                good = [row for row in range(number) if row not in corrupt]
+                chosen = good[:: max(1, -(-len(good) // MEASURED))]
+                decoded = threads.map(lambda row: decode_file(io.BytesIO(files.read(row)), config.size), chosen)  # noqa: B023
+                views = dict(zip(chosen, decoded, strict=True))
+                corrupt |= {row: view for row, view in views.items() if isinstance(view, str)}
+                about["mean"], about["std"] = moments(view for view in views.values() if not isinstance(view, str))
+        about["corrupt"][split] = [(row, files.name(row), why) for row, why in sorted(corrupt.items())]
+    return about
+
+
+def examined(files: Files, row: int) -> Examined | str:
+    try:
+        return examine(files.read(row))
+    except (ValueError, OSError) as error:
+        return str(error)

@@ -30,7 +30,8 @@ BLOCK = 2**24  # bytes that have a digest of their own
 CHECKED_BLOCKS = 64  # at a start: 1 GiB
 
 Array = NDArray[Any]
-NewArray = Callable[[str, tuple[int, ...], type], Array]
+Dtype = type | np.dtype[Any]
+NewArray = Callable[[str, tuple[int, ...], Dtype], Array]
 Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns the contents of about.json
 
 
@@ -183,7 +184,7 @@ def one_process(path: Path, purpose: str) -> Iterator[None]:
 
 
 def _built(build: Build, arrays: dict[str, Array], allocate: NewArray) -> dict[str, Any]:
-    def new_array(name: str, shape: tuple[int, ...], dtype: type) -> Array:
+    def new_array(name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
         arrays[name] = allocate(name, shape, dtype)
         return arrays[name]
 
@@ -202,7 +203,7 @@ def write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> Array:
+def _mapped(path: Path, shape: tuple[int, ...], dtype: Dtype) -> Array:
     with _writing():
         array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
         if hasattr(os, "posix_fallocate"):  # a full disk fails here, not later with a SIGBUS when a page is written
