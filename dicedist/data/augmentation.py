@@ -10,7 +10,7 @@ Legend: B batch, C colors, H rows, W columns, V values of a vector; a box is (le
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.data import colors
 from dicedist.data.sources import Source
 
 CROP_RATIO = math.log(4 / 3)  # of a crop's width to its height, at most and at least
 JITTER = 0.4  # brightness, contrast and saturation are multiplied by 1 - JITTER to 1 + JITTER
 ERASED = 0.25  # the share of images that lose a rectangle (Zhong et al., 2020), of 2 to 33 % of the area
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), math.log(3.3)
+GRAY = (0.2989, 0.587, 0.114)
 
 
 class Drawn(NamedTuple):
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
     starts_B2: Tensor  # int32 (y, x) of the crop's corner; pixels outside the image are black
     flips_B: Tensor  # bool
     cutout_B2: Tensor | None  # int32 (y, x), the center of the blanked square
-    crops_B4: Tensor | None  # of encoded images, instead of the starts: see pixel_boxes
+    crops_B4: Tensor | None  # of encoded images, instead of the starts: see boxes
     jitter_B3: Tensor | None  # factors of brightness, contrast, saturation
     trivial_B3: Tensor | None  # the operator's number, its strength and its sign, all in 0..1
     erase_B5: Tensor | None  # the image is erased below ERASED; share of the area, log ratio, x and y in 0..1
@@ -54,26 +54,19 @@ def draw(config: DataConfig, batch: int, seed: int, *where: int, encoded: bool =
         shares = torch.rand(batch, len(low), generator=generator("cpu", seed, purpose, *where))
         return torch.tensor(low) + shares * (torch.tensor(high) - torch.tensor(low))
 
-    starts_B2, flips_B = torch.zeros(batch, 2, dtype=torch.int32), torch.zeros(batch, dtype=torch.bool)
-    cutout_B2 = None
-    if {"crop", "flip", "cutout"} & set(names):
-        draws, reach = generator("cpu", seed, "augmentation", *where), padding(config.size)
-        some_B2 = torch.randint(-reach, reach + 1, (batch, 2), generator=draws, dtype=torch.int32)
-        some_B = torch.randint(2, (batch,), generator=draws, dtype=torch.bool)
-        starts_B2 = some_B2 if "crop" in names else starts_B2
-        flips_B = some_B if "flip" in names else flips_B
-        if "cutout" in names:
-            cutout_B2 = torch.randint(config.size, (batch, 2), generator=draws, dtype=torch.int32)
-    least, most = config.crop_area
-    area = ERASED_AREA
+    draws, reach = generator("cpu", seed, "augmentation", *where), padding(config.size)
+    starts_B2 = torch.randint(-reach, reach + 1, (batch, 2), generator=draws, dtype=torch.int32)
+    flips_B = torch.randint(2, (batch,), generator=draws, dtype=torch.bool)
+    cutout_B2 = torch.randint(config.size, (batch, 2), generator=draws, dtype=torch.int32)
+    (least, most), (smallest, largest) = config.crop_area, ERASED_AREA
     return Drawn(
-        starts_B2,
-        flips_B,
-        cutout_B2,
+        starts_B2 * ("crop" in names),
+        flips_B & ("flip" in names),
+        cutout_B2 if "cutout" in names else None,
         uniform("crop", "crops", (least, -CROP_RATIO, 0, 0), (most, CROP_RATIO, 1, 1)) if encoded else None,
         uniform("jitter", "jitter", [1 - JITTER] * 3, [1 + JITTER] * 3),
         uniform("trivial", "trivial", [0.0] * 3, [1.0] * 3),
-        uniform("erase", "erase", (0, area[0], -ERASED_RATIO, 0, 0), (1, area[1], ERASED_RATIO, 1, 1)),
+        uniform("erase", "erase", (0, smallest, -ERASED_RATIO, 0, 0), (1, largest, ERASED_RATIO, 1, 1)),
     )
 
 
@@ -141,9 +134,9 @@ class Finish:
         if drawn.trivial_B3 is not None or drawn.jitter_B3 is not None:
             images_BCHW = (views_BCHW * self.std_C11 + self.mean_C11).clamp(0, 1)
             if drawn.trivial_B3 is not None:
-                images_BCHW = colors.trivial(images_BCHW, drawn.trivial_B3)
+                images_BCHW = trivial(images_BCHW, drawn.trivial_B3)
             if drawn.jitter_B3 is not None:
-                images_BCHW = colors.jitter(images_BCHW, drawn.jitter_B3)
+                images_BCHW = jitter(images_BCHW, drawn.jitter_B3)
             views_BCHW = ((images_BCHW - self.mean_C11) / self.std_C11).contiguous(memory_format=torch.channels_last)
         if drawn.erase_B5 is not None:
             sizes_B2 = torch.tensor(views_BCHW.shape[:1:-1], dtype=torch.float32).expand(len(views_BCHW), 2)
@@ -160,3 +153,106 @@ def blank(views_BCHW: Tensor, boxes_B4: Tensor) -> None:
     across_BW, down_BH = (x_W >= left_B1) & (x_W < left_B1 + wide_B1), (y_H >= top_B1) & (y_H < top_B1 + high_B1)
     inside_B1HW = (down_BH[:, :, None] & across_BW[:, None, :])[:, None]
     views_BCHW.masked_fill_(inside_B1HW.to(views_BCHW.device, non_blocking=True), 0)
+
+
+def jitter(images_BCHW: Tensor, factors_B3: Tensor) -> Tensor:
+    for adjust, factor_B in zip((brightness, contrast, saturation), factors_B3.unbind(1), strict=True):
+        images_BCHW = adjust(images_BCHW, broadcast(factor_B, images_BCHW))
+    return images_BCHW
+
+
+def trivial(images_BCHW: Tensor, trivial_B3: Tensor) -> Tensor:
+    """TrivialAugment, wide (Müller & Hutter, 2021): of each image one operator, at one strength."""
+    number_B = (trivial_B3[:, 0] * len(OPERATORS)).long().clamp_max(len(OPERATORS) - 1)
+    sign_B = torch.where(trivial_B3[:, 2] < 0.5, -1.0, 1.0)
+    result = images_BCHW.clone()
+    for number, operate in enumerate(OPERATORS):
+        rows = (number_B == number).nonzero().flatten()  # on the CPU, where it was drawn: the device does not wait
+        if len(rows):
+            here = rows.to(images_BCHW.device, non_blocking=True)
+            result[here] = operate(images_BCHW[here], trivial_B3[rows, 1], sign_B[rows])
+    return result
+
+
+def broadcast(values_B: Tensor, images_BCHW: Tensor) -> Tensor:
+    return values_B.to(images_BCHW.device, non_blocking=True)[:, None, None, None]
+
+
+def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
+    return (factor * first + (1 - factor) * second).clamp(0, 1)
+
+
+def gray(images_BCHW: Tensor) -> Tensor:
+    weights_C11 = torch.tensor(GRAY, device=images_BCHW.device).view(3, 1, 1)
+    return (images_BCHW * weights_C11).sum(1, keepdim=True)
+
+
+def brightness(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, torch.zeros_like(images_BCHW), factor)
+
+
+def contrast(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, gray(images_BCHW).mean((1, 2, 3), keepdim=True), factor)
+
+
+def saturation(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, gray(images_BCHW), factor)
+
+
+def sharpness(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    kernel = torch.ones(3, 3, device=images_BCHW.device)
+    kernel[1, 1] = 5
+    blurred = images_BCHW.clone()
+    blurred[:, :, 1:-1, 1:-1] = F.conv2d(images_BCHW, (kernel / kernel.sum()).expand(3, 1, 3, 3), groups=3)
+    return blend(images_BCHW, blurred, factor)
+
+
+def posterize(images_BCHW: Tensor, bits: Tensor) -> Tensor:
+    step = 2 ** (8 - bits)
+    return (images_BCHW * 255).round().div(step, rounding_mode="floor") * step / 255
+
+
+def solarize(images_BCHW: Tensor, threshold: Tensor) -> Tensor:
+    return torch.where(images_BCHW >= threshold, 1 - images_BCHW, images_BCHW)
+
+
+def by_torchvision(name: str, images_BCHW: Tensor) -> Tensor:
+    from torchvision.transforms.v2 import functional  # late: it takes a second, and few runs need it
+
+    return getattr(functional, name)(images_BCHW)
+
+
+def warp(images_BCHW: Tensor, **given_B: Tensor) -> Tensor:
+    """Take the pixel at (u, v) from the middle out of (a u + b v + x, c u + d v + y), the nearest; black outside."""
+    height, width = images_BCHW.shape[2:]
+    one_B = torch.ones(len(images_BCHW))
+    of = {"a": one_B, "d": one_B, **dict.fromkeys("bcxy", 0 * one_B), **given_B}
+    first_B3 = torch.stack([of["a"], of["b"] * height / width, 2 * of["x"] / width], 1)
+    second_B3 = torch.stack([of["c"] * width / height, of["d"], 2 * of["y"] / height], 1)
+    matrix_B23 = torch.stack([first_B3, second_B3], 1).to(images_BCHW.device, non_blocking=True)
+    grid = F.affine_grid(matrix_B23, list(images_BCHW.shape), align_corners=False)
+    return F.grid_sample(images_BCHW, grid, "nearest", "zeros", align_corners=False)
+
+
+def rotate(images_BCHW: Tensor, strength_B: Tensor, sign_B: Tensor) -> Tensor:
+    angle_B = strength_B * sign_B * 135 * math.pi / 180
+    return warp(images_BCHW, a=angle_B.cos(), b=-angle_B.sin(), c=angle_B.sin(), d=angle_B.cos())
+
+
+def enhanced(adjust: Callable[[Tensor, Tensor], Tensor]) -> "Operator":
+    return lambda images, strength_B, sign_B: adjust(images, broadcast(1 + 0.99 * strength_B * sign_B, images))
+
+
+Operator = Callable[[Tensor, Tensor, Tensor], Tensor]  # images, strengths in 0..1, signs
+OPERATORS: tuple[Operator, ...] = (
+    lambda images, strength_B, sign_B: images,
+    lambda images, strength_B, sign_B: warp(images, b=0.99 * strength_B * sign_B),
+    lambda images, strength_B, sign_B: warp(images, c=0.99 * strength_B * sign_B),
+    lambda images, strength_B, sign_B: warp(images, x=(32 * strength_B).floor() * sign_B),
+    lambda images, strength_B, sign_B: warp(images, y=(32 * strength_B).floor() * sign_B),
+    rotate, enhanced(brightness), enhanced(saturation), enhanced(contrast), enhanced(sharpness),
+    lambda images, strength_B, sign_B: posterize(images, broadcast(8 - (6 * strength_B).round(), images)),
+    lambda images, strength_B, sign_B: solarize(images, broadcast(1 - strength_B, images)),
+    lambda images, strength_B, sign_B: by_torchvision("autocontrast", images),
+    lambda images, strength_B, sign_B: by_torchvision("equalize", (images * 255).round().byte()) / 255,
+)  # fmt: skip

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import sys
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +21,10 @@ from torch import Tensor
 from dicedist.config.schema import DataConfig
 from dicedist.data.augmentation import padding
 from dicedist.data.images import open_image
-from dicedist.data.pipeline import RawBatch, RawEncoded, TorchDecoder
+from dicedist.data.pipeline import RawBatch, RawEncoded, TorchPipeline, ahead
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
-REMEDY = "data.pipeline=torch names it"
-GIVEN_UP = "this stream was given up for another"
 
 
 class DaliPipeline:
@@ -69,22 +66,22 @@ class DaliPipeline:
         return tuple(fed.contiguous().numpy() for fed in (padded, left_B, top_B, drawn.flips_B.int()))
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
-        mine = self.begin(raw)
-        while (views := self.made()) is not None:
+        for views in self.outputs(raw):
             yield torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2)
-            assert self.raw is mine, GIVEN_UP
 
-    def begin(self, raw: Iterable[Any]) -> Iterator[Any]:
-        """Only one stream at a time: a new one discards what was prefetched for an abandoned one."""
+    def outputs(self, raw: Iterable[Any]) -> Iterator[Any]:
+        """Yield the outputs of the graph, each valid until the next. A new stream discards an abandoned one."""
         self.raw = iter(())
         while self.made() is not None:
             pass
         self.pipe.reset()
-        self.raw = iter(raw)
-        return self.raw
+        mine = self.raw = iter(raw)
+        while (made := self.made()) is not None:
+            yield made
+            assert self.raw is mine, "this stream was given up for another"
 
     def made(self) -> Any:
-        """The next output of the graph, valid until it is asked again; None at the end."""
+        """Return the next output of the graph; None at the end."""
         # Bound to torch's stream, so that DALI does not reuse the memory before the kernels that read it have run.
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         try:
@@ -120,14 +117,14 @@ class DaliDecoder(DaliPipeline):
             with silence():
                 return super().made()
         except RuntimeError as error:
-            raise ValueError(f"DALI cannot decode an image of the last batches; {REMEDY} ({told(error)})") from error
+            raise ValueError("DALI cannot decode an image of the last batches: data.pipeline=torch names it") from error
 
 
 class DaliBoxes(DaliDecoder):
     """On a CPU, DALI decodes the boxes and torch does the rest, a batch ahead: torch resizes five times as fast."""
 
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
-        self.rest = TorchDecoder(config, source, device)
+        self.rest = TorchPipeline(config, source, device)
         super().__init__(config, source, batch_size, device)
 
     def graph(self) -> object:
@@ -136,17 +133,16 @@ class DaliBoxes(DaliDecoder):
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         raw, later = itertools.tee(raw)
-        with ThreadPoolExecutor(self.config.num_threads) as readers, ThreadPoolExecutor(1) as beside:
-            mine, ahead = self.begin(read_ahead(raw, readers)), None
-            while (boxes := self.made()) is not None:
+        ready = None
+        with ThreadPoolExecutor(self.config.num_threads) as readers, ThreadPoolExecutor(1) as resizer:
+            for boxes, batch in zip(self.outputs(read_ahead(raw, readers)), later, strict=False):
                 tensors = [torch.from_dlpack(boxes[place]) for place in range(len(boxes))]
-                following = beside.submit(self.rest.views, tensors, next(later).drawn)
-                if ahead is not None:
-                    yield ahead
-                    assert self.raw is mine, GIVEN_UP
-                ahead = following.result()  # before DALI is asked again, which overwrites the boxes
-            if ahead is not None:
-                yield ahead
+                following = resizer.submit(self.rest.view_of_boxes, tensors, batch.drawn)
+                if ready is not None:
+                    yield ready
+                ready = following.result()  # before DALI is asked again, which overwrites the boxes
+            if ready is not None:
+                yield ready
 
 
 def decoded(files: Any, starts: Any, shapes: Any, device: str) -> Any:
@@ -155,17 +151,11 @@ def decoded(files: Any, starts: Any, shapes: Any, device: str) -> Any:
 
 
 def read_ahead(raw: Iterable[RawEncoded], threads: ThreadPoolExecutor) -> Iterator[tuple[RawEncoded, list[Future]]]:
-    """Each batch with the bytes of its files, which threads read while the batches before it are in use."""
-    waiting: deque[tuple[RawEncoded, list[Future]]] = deque()
-    for batch in raw:
-        waiting.append((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]))
-        if len(waiting) > PREFETCH:
-            yield waiting.popleft()
-    yield from waiting
-
-
-def told(error: RuntimeError) -> str:
-    return next((line.strip() for line in str(error).splitlines() if "rror" in line), "")[:200]
+    """Yield each batch with the bytes of its files, which threads read while earlier batches are in use."""
+    return ahead(
+        ((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]) for batch in raw),
+        PREFETCH,
+    )
 
 
 def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:

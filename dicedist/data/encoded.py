@@ -8,7 +8,7 @@ Legend: R images listed, B batch, S pixels of a side; a box is (left, top, width
 
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -64,32 +64,28 @@ class Encoded:
 
     def read(self, row: int) -> bytes:
         """Read a file, and refuse it if it is not as long as it was when it was listed."""
+        name, listed = self.name(row), self.bytes_R[row]
         try:
             data = self.files.read(row)
         except OSError as error:
-            raise ValueError(
-                f"{self.name(row)} was listed at the start and cannot be read: {error.strerror}"
-            ) from error
-        if len(data) != self.bytes_R[row]:
-            raise ValueError(
-                f"{self.name(row)} had {self.bytes_R[row]:,} bytes at the start, and now has {len(data):,}"
-            )
+            raise ValueError(f"{name} was listed at the start and cannot be read: {error.strerror}") from error
+        if len(data) != listed:
+            raise ValueError(f"{name} had {listed:,} bytes at the start, and now has {len(data):,}")
         return data
 
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
         """Return the box in its own size, or without a box the middle of the image, scaled to S pixels."""
-        data = self.read(row)
-        try:
-            with Image.open(io.BytesIO(data)) as opened:
-                image = as_rgb(opened)
-                if box is None:
-                    return np.asarray(shrink_and_crop(image, self.size))
-                left, top, width, height = box
-                return np.array(image.crop((left, top, left + width, top + height)))
-        except Exception as error:  # a damaged file makes PIL raise anything
-            raise ValueError(
-                f"{self.name(row)} cannot be decoded ({reason(error)}), though its head could be read: remove it"
-            ) from error
+
+        def cut(image: Image.Image, size: int) -> Image.Image:
+            if box is None:
+                return shrink_and_crop(image, size)
+            left, top, width, height = box
+            return image.crop((left, top, left + width, top + height))
+
+        image = decode_file(io.BytesIO(self.read(row)), self.size, cut)
+        if isinstance(image, str):
+            raise ValueError(f"{self.name(row)} cannot be decoded ({image}), though its head could be read: remove it")
+        return image
 
     def for_dali(self, row: int) -> NDArray[np.uint8]:
         """Return the file's bytes, or the upright pixels of a kind that DALI decodes otherwise than PIL."""
@@ -108,40 +104,11 @@ def open_listed(prepared: Prepared, split: str, config: DataConfig, folder: Path
     return Encoded(folder, files, sizes_R2, plain_R, bytes_R, config.size, threads)
 
 
-class Examined(NamedTuple):
-    width: int
-    height: int
-    plain: bool  # whether DALI may see it as it is
-    checksum: int  # of all bytes
-
-
-def examine(data: bytes) -> Examined:
-    """Return what is listed of an image, upright; ValueError with the reason if it is damaged.
-
-    Only the head is decoded, unless the file does not end as its format does: then all of it.
-    """
-    try:
-        with open_image(io.BytesIO(data)) as image:
-            turn = image.getexif().get(ORIENTATION, 1)
-            width, height = image.size[::-1] if turn in TURNED else image.size
-            plain = (image.format, image.mode) in PLAIN and turn == 1
-            if ENDS.get(image.format or "", b"\0") not in data[-64:]:
-                image.load()
-    except Exception as error:  # a damaged file makes PIL raise anything
-        raise ValueError(reason(error)) from error
-    return Examined(width, height, plain, zlib.crc32(data))
-
-
-class Listing(NamedTuple):
-    """One split, before it is listed."""
-
-    labels: Sequence[int]
-    num_bytes: Sequence[int]
-    files: Files
+Listing = tuple[Sequence[int], Sequence[int], Files]  # labels, numbers of bytes, and the files themselves
 
 
 def index(
-    listings: dict[str, Listing], class_names: Sequence[str], config: DataConfig, new_array: NewArray
+    listings: Mapping[str, Listing], class_names: Sequence[str], config: DataConfig, new_array: NewArray
 ) -> dict[str, Any]:
     """Fill the arrays that every source of encoded images has, and return what its about.json says."""
     about: dict[str, Any] = {"class_names": list(class_names), "corrupt": {}}
@@ -157,9 +124,8 @@ def index(
             every = threads.map(partial(examined, files), range(number))
             for row, found in enumerate(shown(every, number, f"images of {split} listed")):
                 if isinstance(found, str):
-                    corrupt[row] = found
-                    found = Examined(1, 1, False, 0)
-                sizes_R2[row], plain_R[row], checksums_R[row] = found[:2], found.plain, found.checksum
+                    corrupt[row], found = found, ((1, 1), False, 0)
+                sizes_R2[row], plain_R[row], checksums_R[row] = found
             if split == "train":
                 # What is damaged in the middle of a file shows only here, where it is decoded.
                 good = [row for row in range(number) if row not in corrupt]
@@ -172,8 +138,19 @@ def index(
     return about
 
 
-def examined(files: Files, row: int) -> Examined | str:
+def examined(files: Files, row: int) -> tuple[tuple[int, int], bool, int] | str:
+    """Return size, plainness and checksum of an upright image, or the reason why it cannot be decoded.
+
+    Only the head is decoded, unless the file does not end as its format does: then all of it.
+    """
     try:
-        return examine(files.read(row))
-    except (ValueError, OSError) as error:
-        return str(error)
+        data = files.read(row)
+        with open_image(io.BytesIO(data)) as image:
+            turn = image.getexif().get(ORIENTATION, 1)
+            width, height = image.size[::-1] if turn in TURNED else image.size
+            plain = (image.format, image.mode) in PLAIN and turn == 1
+            if ENDS.get(image.format or "", b"\0") not in data[-64:]:
+                image.load()
+        return (width, height), plain, zlib.crc32(data)
+    except Exception as error:  # a damaged file makes PIL raise anything
+        return reason(error)

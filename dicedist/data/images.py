@@ -32,7 +32,7 @@ def decode_file(file: Path | io.BytesIO, size: int, fit: Fit = shrink_and_crop) 
     """Return the image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
     try:
         with open_image(file) as image:
-            return np.asarray(fit(as_rgb(image), size))
+            return np.array(fit(as_rgb(image), size))  # a copy: torch warns about memory that cannot be written
     except Exception as error:  # a damaged file makes PIL raise anything, from SyntaxError to struct.error
         return reason(error)
 

@@ -13,8 +13,8 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from dicedist.data.order import balanced_order, checksum, epoch_order, num_batch
 from dicedist.data.sources import Source, Split
 
 CACHED = 2**18  # pixels' colors that are normalized at a time: as floats they stay in a core's cache
+Item = TypeVar("Item")
 
 
 class Planned(NamedTuple):
@@ -143,60 +144,47 @@ class Loader:
 
 
 def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: torch.device) -> Pipeline:
-    encoded = isinstance(source.train.inputs_R, Encoded)
     if source.kind == "images" and device.type in ("cpu", "cuda") and uses_dali(config):
         from dicedist.data.dali import DaliBoxes, DaliDecoder, DaliPipeline
 
         decoder = DaliBoxes if device.type == "cpu" else DaliDecoder
+        encoded = isinstance(source.train.inputs_R, Encoded)
         return (decoder if encoded else DaliPipeline)(config, source, batch_size, device)
-    return (TorchDecoder if encoded else TorchPipeline)(config, source, device)
+    return TorchPipeline(config, source, device)
 
 
 class TorchPipeline:
-    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy."""
+    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy.
+
+    Files are always read and decoded ahead of the step: at least one thread does nothing else.
+    """
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
-        self.device, self.normalize = device, Normalize(source, device)
-        worthwhile = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
-        self.num_threads = config.num_threads if worthwhile else 0
+        self.size, self.device, self.normalize = config.size, device, Normalize(source, device)
+        ahead = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
+        self.num_threads = config.num_threads if ahead or isinstance(source.train.inputs_R, Encoded) else 0
 
-    def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
+    def stream(self, raw: Iterable[RawBatch | RawEncoded]) -> Generator[Tensor, None, None]:
         if not self.num_threads:
             yield from map(self.view, raw)
             return
         with ThreadPoolExecutor(self.num_threads) as threads:
-            ahead: deque[Future[Tensor]] = deque()
-            for batch in raw:
-                ahead.append(threads.submit(self.view, batch))
-                if len(ahead) > self.num_threads:
-                    yield ahead.popleft().result()
-            yield from (future.result() for future in ahead)
+            for view in ahead((threads.submit(self.view, batch) for batch in raw), self.num_threads):
+                yield view.result()
 
-    def view(self, raw: Any) -> Tensor:
-        inputs_B, drawn = raw
-        inputs_B = to_device(inputs_B, self.device)
+    def view(self, raw: RawBatch | RawEncoded) -> Tensor:
+        if isinstance(raw, RawEncoded):
+            decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
+            return self.view_of_boxes(map(torch.from_numpy, decoded), raw.drawn)
+        inputs_B, drawn = to_device(raw.inputs_B, self.device), raw.drawn
         if drawn is not None:
             inputs_B = crop_and_flip(inputs_B, *(to_device(of, self.device) for of in (drawn.starts_B2, drawn.flips_B)))
         return self.normalize(inputs_B)
 
-
-class TorchDecoder(TorchPipeline):
-    """Reads and decodes encoded images, always ahead of the step: at least one thread does nothing else."""
-
-    def __init__(self, config: DataConfig, source: Source, device: torch.device):
-        super().__init__(config, source, device)
-        self.num_threads, self.size = config.num_threads, config.size
-
-    def view(self, raw: RawEncoded) -> Tensor:
-        decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
-        return self.views(map(torch.from_numpy, decoded), raw.drawn)
-
-    def views(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
+    def view_of_boxes(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
         """Fit decoded boxes [h, w, 3] one after another: an image fits into the cache, a batch does not."""
-        squares = (resized(box_HWC, self.size) for box_HWC in boxes)
-        flipped = [
-            square.flip(1) if flip else square for square, flip in zip(squares, drawn.flips_B.tolist(), strict=True)
-        ]
+        squares = zip((resized(box_HWC, self.size) for box_HWC in boxes), drawn.flips_B.tolist(), strict=True)
+        flipped = [square.flip(1) if flip else square for square, flip in squares]
         return self.normalize(to_device(torch.stack(flipped), self.device))
 
 
@@ -218,6 +206,16 @@ class Normalize:
             torch.mul(some, self.scale_W, out=normalized).add_(self.shift_W)
         views = views.view(inputs_B.shape)
         return views.permute(0, 3, 1, 2) if views.ndim == 4 else views
+
+
+def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
+    """Yield the items, always so many of them later than they were made."""
+    waiting: deque[Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > number:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def evaluation_batches(

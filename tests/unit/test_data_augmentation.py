@@ -8,8 +8,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from dicedist.config import compose_config
-from dicedist.data import colors
-from dicedist.data.augmentation import Finish, draw
+from dicedist.data.augmentation import OPERATORS, Finish, draw, trivial
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source, Split, load
 
@@ -84,7 +83,7 @@ THEIRS = [
 @pytest.mark.parametrize("number", range(len(THEIRS)))
 @pytest.mark.parametrize("images", [BYTES, SMOOTH], ids=["noise", "smooth"])
 def test_operators_are_torchvisions(number, images):
-    ours = colors.OPERATORS[number](images / 255, STRENGTHS, SIGNS) * 255
+    ours = OPERATORS[number](images / 255, STRENGTHS, SIGNS) * 255
     every = zip(images, STRENGTHS.tolist(), SIGNS.tolist(), strict=True)
     theirs = torch.stack([THEIRS[number](image, m, s) for image, m, s in every]).float()
     share_off = ((ours - theirs).abs() > 2.5).float().mean()
@@ -92,11 +91,11 @@ def test_operators_are_torchvisions(number, images):
 
 
 def test_one_operator_for_each_image():
-    trivial = torch.tensor([[number / 14 + 0.01, 0.6, 0.9] for number in range(6)])
+    drawn = torch.tensor([[number / 14 + 0.01, 0.6, 0.9] for number in range(6)])
     images = SMOOTH / 255
-    together = colors.trivial(images, trivial)
+    together = trivial(images, drawn)
     for row in range(6):
-        alone = colors.OPERATORS[row](images[row : row + 1], trivial[row : row + 1, 1], torch.ones(1))
+        alone = OPERATORS[row](images[row : row + 1], drawn[row : row + 1, 1], torch.ones(1))
         assert together[row].equal(alone[0])
 
 

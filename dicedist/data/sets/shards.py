@@ -8,33 +8,26 @@ if they are no more than data.cache_gb.
 import hashlib
 import json
 import tarfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable, redacted
-from dicedist.data.encoded import Encoded, Files, Listing, index, open_listed
+from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.prepared import NewArray, Prepared, home, one_process, prepare
 from dicedist.data.reading import SPLITS
 from dicedist.data.remote import copy_remote
-from dicedist.data.sets.files import put_texts
-from dicedist.data.sets.folder import SUFFIXES
+from dicedist.data.sets.folder import SUFFIXES, put_texts
 from dicedist.data.sets.vectors import counted
 
 CLASSES, SHARDS = "classes.txt", "shards.txt"  # names of classes, one a line; names of shards, where none can be listed
 BLOCK = 512  # bytes that a tar is made of
 
 
-class Sample(NamedTuple):
-    key: str
-    shard: int
-    offset: int
-    size: int
-    label: int
+Sample = tuple[str, int, int, int, int]  # key, number of the shard, offset, size, label
 
 
 def prepare_shards(config: DataConfig, root: Path) -> Prepared:
@@ -52,8 +45,8 @@ def prepare_shards(config: DataConfig, root: Path) -> Prepared:
             keys_R = put_texts(new_array, f"{split}_keys", keys)
             for name, values in (("shard", shard), ("offset", offset)):
                 new_array(f"{split}_{name}", (len(keys),), np.int64)[:] = values
-            listings[split] = Listing(labels, num_bytes, files_in(paths, keys_R, shard, offset, num_bytes))
-        names = class_names(folder, [label for listing in listings.values() for label in listing.labels])
+            listings[split] = labels, num_bytes, files_in(paths, keys_R, shard, offset, num_bytes)
+        names = class_names(folder, [label for labels, *_ in listings.values() for label in labels])
         about = index(listings, names, config, new_array)
         return {**about, "kind": "shards", "shards": {split: list(map(str, paths)) for split, paths in shards.items()}}
 
@@ -61,12 +54,16 @@ def prepare_shards(config: DataConfig, root: Path) -> Prepared:
 
 
 def files_in(shards: list[Path], keys_R: Any, shard_R: Any, offset_R: Any, bytes_R: Any) -> Files:
-    def read(row: int) -> bytes:
-        with shards[shard_R[row]].open("rb") as file:
-            file.seek(offset_R[row])
-            return file.read(bytes_R[row])
+    return Files(
+        lambda row: f"{shards[shard_R[row]].name}/{keys_R[row].decode()}",
+        lambda row: read_at(shards[shard_R[row]], offset_R[row], bytes_R[row]),
+    )
 
-    return Files(lambda row: f"{shards[shard_R[row]].name}/{keys_R[row].decode()}", read)
+
+def read_at(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)
 
 
 def open_shards(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
@@ -80,49 +77,39 @@ def listed(shards: list[Path]) -> Iterator[Sample]:
     for number, path in enumerate(shards):
         images: dict[str, tuple[int, int]] = {}
         labels: dict[str, int] = {}
-        for key, kind, offset, size, text in entries(path):
+        for key, kind, offset, size in entries(path):
             if f".{kind}" in SUFFIXES:
                 images[key] = (offset, size)
             elif kind in ("cls", "json"):
-                labels[key] = label_of(path, key, kind, text())
+                labels[key] = label_of(path, key, kind, read_at(path, offset, size))
         for key, (offset, size) in images.items():
             if key not in labels:
                 raise ValueError(f"{path}: {printable(key)} has no label: write its .cls, or its .json with label")
-            yield Sample(key, number, offset, size, labels[key])
+            yield key, number, offset, size, labels[key]
         if not images:
             raise ValueError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
 
 
-def entries(path: Path) -> Iterator[tuple[str, str, int, int, Callable[[], bytes]]]:
-    """Yield key, kind, offset and size of every member, and a function that reads its contents."""
-    length = path.stat().st_size
+def entries(path: Path) -> Iterator[tuple[str, str, int, int]]:
+    """Yield key, kind, offset and size of every file in a shard."""
+    length, end = path.stat().st_size, 0
     try:
         with tarfile.open(path, "r:") as tar:
-            end = 0
             for member in tar:
                 place = PurePosixPath(member.name)
                 if place.is_absolute() or ".." in place.parts or not (member.isreg() or member.isdir()):
-                    raise ValueError(f"{path}: {printable(member.name)} is no plain file in the shard: pack it anew")
+                    raise ValueError(f"{path}: {printable(member.name)} is no plain file in the shard: pack it again")
                 end = member.offset_data + -(-member.size // BLOCK) * BLOCK
                 if member.isdir():
                     continue
                 if end > length:
                     raise ValueError(f"{path} ends in the middle of {printable(member.name)}: copy it again")
                 stem, _, kind = place.name.partition(".")
-                key = str(place.with_name(stem))
-                yield key, kind.lower(), member.offset_data, member.size, partial(contents, tar, member)
+                yield str(place.with_name(stem)), kind.lower(), member.offset_data, member.size
     except tarfile.TarError as error:
         raise ValueError(f"{path} is no whole tar ({error}): shards are not compressed, nor cut short") from error
-    with path.open("rb") as file:
-        file.seek(end)
-        if file.read(BLOCK) != bytes(BLOCK):
-            raise ValueError(f"{path} has no end: it was cut short, copy it again")
-
-
-def contents(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    assert file is not None
-    return file.read()
+    if read_at(path, end, BLOCK) != bytes(BLOCK):
+        raise ValueError(f"{path} has no end: it was cut short, copy it again")
 
 
 def label_of(path: Path, key: str, kind: str, text: bytes) -> int:

@@ -6,7 +6,7 @@ Legend: N rows, V values of a row.
 import contextlib
 import csv
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,26 +43,7 @@ class Table(NamedTuple):
 
 
 def prepare_vectors(config: DataConfig, root: Path) -> Prepared:
-    files = files_in(root)
-
-    def build(new_array: NewArray) -> dict[str, Any]:
-        tables = {name: read_table(file, config.label_column) for name, file in files.items()}
-        for name, table in tables.items():
-            if table.labels is None:
-                raise ValueError(f"{files[name]} has no labels: write y in it, or data.label_column=COLUMN of a table")
-        names = classes(tables["train"], files["train"])
-        rows = {name: (table.vectors_NV, numbered(table, names, files[name])) for name, table in tables.items()}
-        if len(files) == 1:
-            rows = divided(*rows["train"], tables["train"].split, config, files["train"])
-        elif (wide := rows["test"][0].shape[1]) != (width := rows["train"][0].shape[1]):
-            raise ValueError(
-                f"{files['test']} has vectors of {wide} values, {files['train']} of {width}: write the same columns in "
-                "both"
-            )
-        return fill(new_array, rows, names)
-
-    folder = root if root.is_dir() else root.parent
-    return prepare("vectors", folder, files.values(), build, root.name, *settings(config))
+    return prepare_tables(config, files_in(root), lambda file: read_table(file, config.label_column), root.name)
 
 
 def prepare_carried(config: DataConfig, root: Path) -> Prepared:
@@ -71,18 +52,35 @@ def prepare_carried(config: DataConfig, root: Path) -> Prepared:
     if found is None or found.origin is None:
         raise ValueError(f"data={config.name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
     name, head, class_names = CARRIED[config.name]
-    file = Path(found.origin).parent / "datasets" / "data" / name
 
-    def build(new_array: NewArray) -> dict[str, Any]:
+    def read(file: Path) -> Table:
         rows_NV = np.loadtxt(file, delimiter=",", skiprows=head, dtype=np.float64)
-        vectors_NV, labels_N = rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64)
-        return fill(new_array, divided(vectors_NV, labels_N, None, config, file), class_names)
+        return Table(rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64).tolist(), None, class_names)
 
-    return prepare(config.name, file.parent, [file], build, *settings(config))
+    return prepare_tables(config, {"train": Path(found.origin).parent / "datasets" / "data" / name}, read)
 
 
-def settings(config: DataConfig) -> tuple[object, ...]:
-    return config.label_column, config.test_fraction, config.split_seed
+def prepare_tables(
+    config: DataConfig, files: dict[str, Path], read: Callable[[Path], Table], *settings: object
+) -> Prepared:
+    def build(new_array: NewArray) -> dict[str, Any]:
+        tables = {name: read(file) for name, file in files.items()}
+        names = classes(tables["train"], files["train"])
+        rows = {name: (table.vectors_NV, numbered(table, names, files[name])) for name, table in tables.items()}
+        if len(files) == 1:
+            rows = divided(*rows["train"], tables["train"].split, config, files["train"])
+        width, other = (rows[name][0].shape[1] for name in SPLITS)
+        if width != other:
+            both = f"{files['test']} has vectors of {other} values, {files['train']} of {width}"
+            raise ValueError(f"{both}: write the same columns in both")
+        for name, (vectors_NV, labels_N) in rows.items():
+            new_array(f"{name}_vectors", vectors_NV.shape, np.float32)[:] = vectors_NV
+            new_array(f"{name}_labels", labels_N.shape, np.int64)[:] = labels_N
+        mean, std = moments(rows["train"][0])
+        return {"kind": "vectors", "class_names": names, "mean": mean, "std": std}
+
+    settings = (*settings, config.label_column, config.test_fraction, config.split_seed)
+    return prepare(config.name, files["train"].parent, files.values(), build, *settings)
 
 
 def files_in(root: Path) -> dict[str, Path]:
@@ -191,13 +189,18 @@ def columns_of(path: Path) -> dict[str, Any]:
 
 def classes(table: Table, file: Path) -> list[str]:
     """Return the names of the classes in the order of their numbers: from the training file, or from its labels."""
-    assert table.labels is not None
+    labels = labels_of(table, file)
     if table.class_names is not None:
         return table.class_names
-    if isinstance(table.labels[0], int):
-        return counted([int(label) for label in table.labels], file, "class_names in it")
-    words = {str(label) for label in table.labels}
-    return sorted(words, key=int if all(word.lstrip("-").isdigit() for word in words) else str)
+    if isinstance(labels[0], int):
+        return counted(labels, file, "class_names in it")
+    return sorted(set(labels), key=int if all(word.lstrip("-").isdigit() for word in labels) else str)
+
+
+def labels_of(table: Table, file: Path) -> Sequence[Any]:
+    if table.labels is None:
+        raise ValueError(f"{file} has no labels: write y in it, or data.label_column=COLUMN of a table")
+    return table.labels
 
 
 def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
@@ -211,18 +214,18 @@ def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
 
 
 def numbered(table: Table, names: Sequence[str], file: Path) -> Labels:
-    assert table.labels is not None
+    labels = labels_of(table, file)
     if len(names) < 2:
         raise ValueError(f"{file} holds {len(names)} classes, two are the least")
-    if isinstance(table.labels[0], int):
-        labels_N = np.asarray(table.labels, np.int64)
-        if not (0 <= labels_N.min() and labels_N.max() < len(names)):
-            raise ValueError(f"{file}: labels from {labels_N.min()} to {labels_N.max()}, of {len(names)} classes")
-        return labels_N
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := sorted({str(label) for label in table.labels} - places.keys()):
-        raise ValueError(f"{file}: the class {printable(unknown[0])!r} is not among those of the training rows")
-    return np.array([places[str(label)] for label in table.labels])
+    if isinstance(labels[0], str):
+        places = {name: place for place, name in enumerate(names)}
+        if unknown := sorted(set(labels) - places.keys()):
+            raise ValueError(f"{file}: the class {printable(unknown[0])!r} is not among those of the training rows")
+        labels = [places[label] for label in labels]
+    labels_N = np.asarray(labels, np.int64)
+    if not (0 <= labels_N.min() and labels_N.max() < len(names)):
+        raise ValueError(f"{file}: labels from {labels_N.min()} to {labels_N.max()}, of {len(names)} classes")
+    return labels_N
 
 
 def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, config: DataConfig, file: Path) -> Rows:
@@ -242,14 +245,6 @@ def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, c
             f"{file}: {is_test_N.sum():,} of {len(labels_N):,} rows are for the test; some must be, not all"
         )
     return {name: (vectors_NV[rows], labels_N[rows]) for name, rows in (("train", ~is_test_N), ("test", is_test_N))}
-
-
-def fill(new_array: NewArray, rows: Rows, class_names: Sequence[str]) -> dict[str, Any]:
-    for name, (vectors_NV, labels_N) in rows.items():
-        new_array(f"{name}_vectors", vectors_NV.shape, np.float32)[:] = vectors_NV
-        new_array(f"{name}_labels", labels_N.shape, np.int64)[:] = labels_N
-    mean, std = moments(rows["train"][0])
-    return {"kind": "vectors", "class_names": list(class_names), "mean": mean, "std": std}
 
 
 def moments(vectors_NV: NDArray[Any]) -> tuple[list[float], list[float]]:
