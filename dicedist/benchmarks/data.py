@@ -17,7 +17,7 @@ from torchvision import transforms
 from dicedist.config import Config
 from dicedist.config.schema import DataConfig
 from dicedist.data import sources, uses_dali
-from dicedist.data.order import padding
+from dicedist.data.augmentation import padding
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
 

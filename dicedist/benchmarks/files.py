@@ -190,10 +190,10 @@ class Order:
         return self.steps
 
     def __iter__(self) -> Iterator[list[Item]]:
-        for raw in self.ours.raw_batches(self.epoch, range(self.steps)):
+        for raw in self.ours.raw_batches(self.ours.planned(self.epoch)):
             assert isinstance(raw, RawEncoded)
             places = [self.places[raw.images.name(row)] for row in raw.rows_B.tolist()]
-            yield list(zip(places, raw.boxes_B4.tolist(), raw.augmentation.flips_B.tolist(), strict=True))
+            yield list(zip(places, raw.boxes_B4.tolist(), raw.drawn.flips_B.tolist(), strict=True))
         self.epoch += 1
 
 

@@ -17,16 +17,16 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments or not arguments:
         print(__doc__)
         return
-    verb, *places = (word for word in arguments if not word.startswith("images="))
-    per_shard = [word.partition("=")[2] for word in arguments if word.startswith("images=")]
-    if verb != "pack" or len(places) != 2:
+    words = [word for word in arguments if not word.startswith("images=")]
+    images = ["1000", *(word.removeprefix("images=") for word in arguments if word.startswith("images="))][-1]
+    if words[:1] != ["pack"] or len(words) != 3:
         raise ValueError("write python -m dicedist.data pack FOLDER OUTPUT [images=1000]")
-    if per_shard and not (per_shard[-1].isdigit() and int(per_shard[-1]) > 0):
-        raise ValueError(f"images={per_shard[-1]}: write a whole number from 1")
+    if not (images.isdigit() and int(images) > 0):
+        raise ValueError(f"images={images}: write a whole number from 1")
     from dicedist.data.pack import pack
 
-    output = Path(places[1]).expanduser()
-    written = pack(Path(places[0]).expanduser(), output, int(per_shard[-1]) if per_shard else 1000)
+    folder, output = (Path(word).expanduser() for word in words[1:])
+    written = pack(folder, output, int(images))
     say(f"wrote {plural(written, 'shard')} to {output}; train with data=shards data.root={output}")
 
 

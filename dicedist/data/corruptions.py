@@ -6,12 +6,12 @@ blur is a sum of shifted images instead of ImageMagick's; fog tiles a plasma of 
 spatter's water are made of noise instead of photographs and OpenCV's edges. Figures compare between runs measured
 here; against published ones use the official files, shift=cifar_c.
 
-Legend: N images, H rows, W columns, C colours; x_NHWC are float32 in 0..1, images_NHWC uint8.
+Legend: N images, H rows, W columns, C colors; x_NHWC are float32 in 0..1, images_NHWC uint8.
 """
 
 import io
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -27,14 +27,14 @@ Operator = Callable[[Floats, int, np.random.Generator], Floats]
 SEVERITIES = (1, 2, 3, 4, 5)
 BLOCK = 250  # images that share a generator, and fit in the cache
 TRUNCATE = 3.0  # of Gaussian filters, in deviations
-GREY = np.array([0.299, 0.587, 0.114], np.float32)
+GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 TURQUOISE = np.array([175, 238, 238], np.float32) / 255
 BROWN = np.array([63, 42, 20], np.float32) / 255
 ICE = np.array([0.87, 0.95, 1.0], np.float32)
 
 
 def corrupt(images_NHWC: Bytes, name: str, severity: int, first: int = 0) -> Bytes:
-    """The images with one corruption of `OPERATORS`; `first` is the place of the first of them in a larger whole."""
+    """Return the images with one corruption of `OPERATORS`; `first` is the place of the first one in a larger whole."""
     if name not in OPERATORS:
         raise ValueError(f"{name}: there is no such corruption; write one of {', '.join(OPERATORS)}")
     if severity not in SEVERITIES:
@@ -147,8 +147,8 @@ def snow(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
     flakes_NHW1 = applied(enlarging(*x_NHWC.shape[1:3], zoom), flakes_NHW1)
     flakes_NHW1 = np.clip(np.where(flakes_NHW1 < least, 0, flakes_NHW1), 0, 1)
     flakes_NHW1 = moved(flakes_NHW1, radius, blur, np.radians(draws.uniform(-135, -45, len(x_NHWC))))
-    grey_NHW1 = (x_NHWC @ GREY)[..., None]
-    x_NHWC = kept * x_NHWC + (1 - kept) * np.maximum(x_NHWC, 1.5 * grey_NHW1 + 0.5)
+    gray_NHW1 = (x_NHWC @ GRAY)[..., None]
+    x_NHWC = kept * x_NHWC + (1 - kept) * np.maximum(x_NHWC, 1.5 * gray_NHW1 + 0.5)
     return x_NHWC + flakes_NHW1 + flakes_NHW1[:, ::-1, ::-1]
 
 
@@ -174,7 +174,7 @@ def spatter(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats
 
 
 def brightness(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Adds to the value of HSV: at equal hue and saturation the colours keep their proportions."""
+    """Add to the value of HSV: at equal hue and saturation the colors keep their proportions."""
     added = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     value_NHW1 = x_NHWC.max(axis=3, keepdims=True)
     raised_NHW1 = np.minimum(value_NHW1 + added, 1)
@@ -182,15 +182,13 @@ def brightness(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Flo
 
 
 def saturate(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Changes the saturation of HSV: at equal hue and value the distances from the largest colour keep proportions."""
+    """Change the saturation of HSV: at equal hue and value the distances from the largest color keep proportions."""
     factor, added = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))[severity - 1]
     value_NHW1 = x_NHWC.max(axis=3, keepdims=True)
     lacking_NHWC = value_NHW1 - x_NHWC
     saturation_NHW1 = lacking_NHWC.max(axis=3, keepdims=True) / np.maximum(value_NHW1, 1e-6)
     changed_NHW1 = np.clip(saturation_NHW1 * factor + added, 0, 1)
-    red_NHWC = value_NHW1 * (
-        1 - changed_NHW1 * np.array([0, 1, 1], np.float32)
-    )  # what a grey pixel's hue of 0 stands for
+    red_NHWC = value_NHW1 * (1 - changed_NHW1 * np.array([0, 1, 1], np.float32))  # a gray pixel's hue of 0 is red
     ratio_NHW1 = changed_NHW1 / np.maximum(saturation_NHW1, 1e-6)
     return np.where(saturation_NHW1 > 0, value_NHW1 - lacking_NHWC * ratio_NHW1, red_NHWC)
 
@@ -203,13 +201,8 @@ def contrast(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Float
 
 def elastic_transform(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
     """A random affine map, then a smooth random displacement."""
-    strength, smooth, affine = (
-        (0, 0, 0.08),
-        (0.05, 0.2, 0.07),
-        (0.08, 0.06, 0.06),
-        (0.1, 0.04, 0.05),
-        (0.1, 0.03, 0.03),
-    )[severity - 1]
+    levels = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+    strength, smooth, affine = levels[severity - 1]
     N, height, width, _ = x_NHWC.shape
     length = side(x_NHWC)
     middle, third = length // 2, length // 3
@@ -231,12 +224,7 @@ def elastic_transform(x_NHWC: Floats, severity: int, draws: np.random.Generator)
 
 def pixelate(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
     kept = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1]
-
-    def change(image: Image.Image) -> Image.Image:
-        small = (int(image.width * kept), int(image.height * kept))
-        return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.BOX)
-
-    return by_pillow(x_NHWC, change)
+    return shrunk(x_NHWC, [int(pixels * kept) for pixels in x_NHWC.shape[1:3]], Image.Resampling.BOX)
 
 
 def jpeg_compression(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
@@ -258,23 +246,14 @@ def rotation(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Float
     rows_HW, columns_HW = np.mgrid[:height, :width].astype(np.float32)
     middle = (height - 1) / 2, (width - 1) / 2
     rows_HW, columns_HW = rows_HW - middle[0], columns_HW - middle[1]
-    return sampled(
-        x_NHWC,
-        cosine_N11 * rows_HW - sine_N11 * columns_HW + middle[0],
-        sine_N11 * rows_HW + cosine_N11 * columns_HW + middle[1],
-        "nearest",
-    )
+    rows_NHW = cosine_N11 * rows_HW - sine_N11 * columns_HW + middle[0]
+    return sampled(x_NHWC, rows_NHW, sine_N11 * rows_HW + cosine_N11 * columns_HW + middle[1], "nearest")
 
 
 def resolution(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
     """Scaled down to 28, 24, 20, 16 or 12 of 32 pixels, and back."""
     kept = (28, 24, 20, 16, 12)[severity - 1] / 32
-
-    def change(image: Image.Image) -> Image.Image:
-        small = (max(1, round(image.width * kept)), max(1, round(image.height * kept)))
-        return image.resize(small, Image.Resampling.BILINEAR).resize(image.size, Image.Resampling.BILINEAR)
-
-    return by_pillow(x_NHWC, change)
+    return shrunk(x_NHWC, [max(1, round(pixels * kept)) for pixels in x_NHWC.shape[1:3]], Image.Resampling.BILINEAR)
 
 
 def side(x_NHWC: Floats) -> int:
@@ -288,6 +267,11 @@ def smoothed(x_NHWC: Floats, deviation: float, mode: str = "nearest") -> Floats:
 def by_pillow(x_NHWC: Floats, change: Callable[[Image.Image], Image.Image]) -> Floats:
     images_NHWC = np.rint(x_NHWC * 255).astype(np.uint8)
     return np.stack([np.asarray(change(Image.fromarray(image))) for image in images_NHWC]).astype(np.float32) / 255
+
+
+def shrunk(x_NHWC: Floats, small: list[int], how: Image.Resampling) -> Floats:
+    """Scale down to so many rows and columns, and back."""
+    return by_pillow(x_NHWC, lambda image: image.resize((small[1], small[0]), how).resize(image.size, how))
 
 
 def moved(x_NHWC: Floats, radius: float, deviation: float, angles_N: NDArray[np.float64]) -> Floats:
@@ -336,18 +320,14 @@ def inside(places: NDArray[np.int64], length: int, border: str) -> NDArray[np.in
 
 
 def plasma(shape: tuple[int, ...], decay: float, draws: np.random.Generator) -> Floats:
-    """Clouds [N, H, W] in 0..1 by midpoint displacement: tiles of maps eight times as wide, 64 tiles a map."""
+    """Return clouds [N, H, W] in 0..1 by midpoint displacement: 64 tiles of each map, which is eight times as wide."""
     N, height, width = shape[:3]
     size = 1 << (8 * max(height, width) - 1).bit_length()
-    maps = [cut(midpoints(size, decay, draws), height, width)[:64] for _ in range(-(-N // 64))]
-    return np.concatenate(maps)[:N]
-
-
-def cut(map_HW: Floats, height: int, width: int) -> Floats:
-    """All whole tiles of a map."""
-    rows, columns = map_HW.shape[0] // height, map_HW.shape[1] // width
-    tiles = map_HW[: rows * height, : columns * width].reshape(rows, height, columns, width)
-    return tiles.transpose(0, 2, 1, 3).reshape(-1, height, width)
+    rows, columns, tiles = size // height, size // width, []
+    for _ in range(-(-N // 64)):
+        whole = midpoints(size, decay, draws)[: rows * height, : columns * width].reshape(rows, height, columns, width)
+        tiles.append(whole.transpose(0, 2, 1, 3).reshape(-1, height, width)[:64])
+    return np.concatenate(tiles)[:N]
 
 
 def midpoints(size: int, decay: float, draws: np.random.Generator) -> Floats:
@@ -398,16 +378,12 @@ def stretching(length: int, zoom: float) -> sparse.csr_array:
     return sparse.csr_array(entries, shape=(length, length))
 
 
-def named(operators: Iterable[Operator]) -> dict[str, Operator]:
-    return {operator.__name__: operator for operator in operators}
-
-
-CORRUPTIONS = named(
-    [
+CORRUPTIONS: dict[str, Operator] = {
+    of.__name__: of
+    for of in (
         gaussian_noise, shot_noise, impulse_noise, defocus_blur, glass_blur, motion_blur, zoom_blur, snow, frost, fog,
         brightness, contrast, elastic_transform, pixelate, jpeg_compression,
-    ]
-)  # fmt: skip
-EXTRA = named([speckle_noise, gaussian_blur, spatter, saturate])
-OTHERS = named([rotation, resolution])
-OPERATORS = {**CORRUPTIONS, **EXTRA, **OTHERS}
+    )
+}  # fmt: skip
+EXTRA: dict[str, Operator] = {of.__name__: of for of in (speckle_noise, gaussian_blur, spatter, saturate)}
+OPERATORS = {**CORRUPTIONS, **EXTRA, "rotation": rotation, "resolution": resolution}

@@ -4,9 +4,9 @@ Legend: B batch, H rows, W columns, C colours.
 """
 
 import contextlib
+import itertools
 import os
 import sys
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,14 +19,12 @@ from nvidia.dali import Pipeline, fn, types
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
-from dicedist.data.order import Augmentation, padding
-from dicedist.data.pipeline import RawBatch, RawEncoded, TorchDecoder
-from dicedist.data.sets.folder import is_unfit
+from dicedist.data.augmentation import padding
+from dicedist.data.images import open_image
+from dicedist.data.pipeline import RawBatch, RawEncoded, TorchPipeline, ahead
 from dicedist.data.sources import Source
 
 PREFETCH = 2  # batches made ahead of the one in use
-REMEDY = "data.pipeline=torch names it"
-GIVEN_UP = "this stream was given up for another"
 
 
 class DaliPipeline:
@@ -40,16 +38,13 @@ class DaliPipeline:
         self.pipe.build()
 
     def graph(self) -> object:
-        num_outputs = 5 if "cutout" in self.config.augmentations else 4
-        images, left, top, flips, *cutout = fn.external_source(
-            source=self.feed, num_outputs=num_outputs, layout=["HWC"]
-        )
+        images, left, top, flips = fn.external_source(source=self.feed, num_outputs=4, layout=["HWC"])
         if self.device.type == "cuda":
             images = images.gpu()
-        return self.finished(images, flips, cutout, crop=(self.config.size,) * 2, crop_pos_x=left, crop_pos_y=top)
+        return self.normalized(images, flips, crop=(self.config.size,) * 2, crop_pos_x=left, crop_pos_y=top)
 
-    def finished(self, images: Any, flips: Any, cutout: Sequence[Any], **crop: Any) -> object:
-        views = fn.crop_mirror_normalize(
+    def normalized(self, images: Any, flips: Any, **crop: Any) -> object:
+        return fn.crop_mirror_normalize(
             images,
             **crop,
             mirror=flips,
@@ -58,44 +53,35 @@ class DaliPipeline:
             dtype=types.DALIDataType.FLOAT,
             output_layout="HWC",  # the memory layout of torch's channels_last
         )
-        if not cutout:
-            return views
-        side = float(self.config.cutout_size)
-        return fn.erase(views, anchor=cutout[0], shape=[side, side], axes=(0, 1), fill_value=0.0)
 
-    def feed(self) -> tuple[NDArray, ...]:
-        """One batch for DALI, with black borders: the crop operator only takes positions inside the image, in 0..1."""
+    def feed(self) -> tuple[Any, ...]:
+        """Return a batch for DALI, with black borders: its crops lie inside the image, at positions in 0..1."""
         raw: RawBatch = next(self.raw)
-        images_BHWC, (starts_B2, flips_B, cutout_B2, _) = raw
+        images_BHWC, drawn = raw
+        assert drawn is not None
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
-        top_B, left_B = ((starts_B2 + reach) / (2 * reach)).unbind(1)
+        top_B, left_B = ((drawn.starts_B2 + reach) / (2 * reach)).unbind(1)
         # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is no driver
-        fed = [padded.numpy(), left_B.contiguous().numpy(), top_B.contiguous().numpy(), flips_B.int().numpy()]
-        if cutout_B2 is not None:
-            fed.append(self.corners(cutout_B2))
-        return tuple(fed)
-
-    def corners(self, cutout_B2: Tensor) -> NDArray[Any]:
-        return (cutout_B2 - self.config.cutout_size // 2).float().numpy()
+        return tuple(fed.contiguous().numpy() for fed in (padded, left_B, top_B, drawn.flips_B.int()))
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
-        mine = self.begin(raw)
-        while (views := self.made()) is not None:
+        for views in self.outputs(raw):
             yield torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2)
-            assert self.raw is mine, GIVEN_UP
 
-    def begin(self, raw: Iterable[Any]) -> Iterator[Any]:
-        """Only one stream at a time: a new one discards what was prefetched for an abandoned one."""
+    def outputs(self, raw: Iterable[Any]) -> Iterator[Any]:
+        """Yield the outputs of the graph, each valid until the next. A new stream discards an abandoned one."""
         self.raw = iter(())
         while self.made() is not None:
             pass
         self.pipe.reset()
-        self.raw = iter(raw)
-        return self.raw
+        mine = self.raw = iter(raw)
+        while (made := self.made()) is not None:
+            yield made
+            assert self.raw is mine, "this stream was given up for another"
 
     def made(self) -> Any:
-        """The next output of the graph, valid until it is asked again; None at the end."""
+        """Return the next output of the graph; None at the end."""
         # Bound to torch's stream, so that DALI does not reuse the memory before the kernels that read it have run.
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         try:
@@ -106,69 +92,57 @@ class DaliPipeline:
 
 
 class DaliDecoder(DaliPipeline):
-    """Decodes only the boxes of encoded images. Their bytes are read ahead by threads of Python."""
+    """Decodes only the boxes of encoded images. Threads of Python read the files ahead."""
 
     def graph(self) -> object:
-        num_outputs = 5 if "cutout" in self.config.augmentations else 4
-        files, starts, shapes, flips, *cutout = fn.external_source(source=self.feed, num_outputs=num_outputs)
+        files, starts, shapes, flips = fn.external_source(source=self.feed, num_outputs=4)
         images: Any = fn.resize(
             decoded(files, starts, shapes, "mixed"), size=[self.config.size] * 2, subpixel_scale=False
         )
-        return self.finished(images, flips, cutout)
+        return self.normalized(images, flips)
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         with ThreadPoolExecutor(self.config.num_threads) as threads:
             yield from super().stream(read_ahead(raw, threads))
 
     def feed(self) -> tuple[Any, ...]:
+        """Return the files, the upper left corners of their boxes, the shapes of the boxes, and the flips."""
         raw, files = next(self.raw)
-        drawn: Augmentation = raw.augmentation
-        fed = (*boxes_fed(raw, files), drawn.flips_B.int().numpy())
-        return fed if drawn.cutout_B2 is None else (*fed, self.corners(drawn.cutout_B2))
+        left_B, top_B, width_B, height_B = raw.boxes_B4.int().numpy().T
+        corners_B2, shapes_B2 = np.stack([top_B, left_B], 1), np.stack([height_B, width_B], 1)
+        return [file.result() for file in files], corners_B2, shapes_B2, raw.drawn.flips_B.int().numpy()
 
     def made(self) -> Any:
         try:
             with silence():
                 return super().made()
         except RuntimeError as error:
-            raise ValueError(f"DALI cannot decode an image of the last batches; {REMEDY} ({told(error)})") from error
+            raise ValueError("DALI cannot decode an image of the last batches: data.pipeline=torch names it") from error
 
 
 class DaliBoxes(DaliDecoder):
-    """On a CPU DALI decodes the boxes and torch does the rest, a batch ahead: it resizes five times as fast there."""
+    """On a CPU, DALI decodes the boxes and torch does the rest, a batch ahead: torch resizes five times as fast."""
 
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
-        self.rest = TorchDecoder(config, source, device)
-        self.drawn: deque[Augmentation] = deque()  # of the batches that DALI has been given
+        self.rest = TorchPipeline(config, source, device)
         super().__init__(config, source, batch_size, device)
 
     def graph(self) -> object:
-        files, starts, shapes = fn.external_source(source=self.feed, num_outputs=3)
+        files, starts, shapes = fn.external_source(source=lambda: self.feed()[:3], num_outputs=3)
         return decoded(files, starts, shapes, "cpu")
 
-    def feed(self) -> tuple[Any, ...]:
-        raw, files = next(self.raw)
-        fed = boxes_fed(raw, files)
-        self.drawn.append(raw.augmentation)
-        return fed
-
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
-        with ThreadPoolExecutor(self.config.num_threads) as readers, ThreadPoolExecutor(1) as beside:
-            mine, ahead = self.begin(read_ahead(raw, readers)), None
-            while (boxes := self.made()) is not None:
+        raw, later = itertools.tee(raw)
+        ready = None
+        with ThreadPoolExecutor(self.config.num_threads) as readers, ThreadPoolExecutor(1) as resizer:
+            for boxes, batch in zip(self.outputs(read_ahead(raw, readers)), later, strict=False):
                 tensors = [torch.from_dlpack(boxes[place]) for place in range(len(boxes))]
-                following = beside.submit(self.rest.views, tensors, self.drawn.popleft())
-                if ahead is not None:
-                    yield ahead
-                    assert self.raw is mine, GIVEN_UP
-                ahead = following.result()  # before DALI is asked again, which overwrites the boxes
-            if ahead is not None:
-                yield ahead
-
-    def begin(self, raw: Iterable[Any]) -> Iterator[Any]:
-        begun = super().begin(raw)
-        self.drawn.clear()
-        return begun
+                following = resizer.submit(self.rest.view_of_boxes, tensors, batch.drawn)
+                if ready is not None:
+                    yield ready
+                ready = following.result()  # before DALI is asked again, which overwrites the boxes
+            if ready is not None:
+                yield ready
 
 
 def decoded(files: Any, starts: Any, shapes: Any, device: str) -> Any:
@@ -176,24 +150,12 @@ def decoded(files: Any, starts: Any, shapes: Any, device: str) -> Any:
     return fn.decoders.image_slice(files, device=device, start=starts, shape=shapes, axis_names="HW", output_type=kind)
 
 
-def boxes_fed(raw: RawEncoded, files: Sequence[Future]) -> tuple[Any, ...]:
-    """Files, the upper left corners of their boxes and the shapes of these."""
-    left_B, top_B, width_B, height_B = raw.boxes_B4.astype(np.int32).T
-    return [file.result() for file in files], np.stack([top_B, left_B], 1), np.stack([height_B, width_B], 1)
-
-
 def read_ahead(raw: Iterable[RawEncoded], threads: ThreadPoolExecutor) -> Iterator[tuple[RawEncoded, list[Future]]]:
-    """Each batch with the bytes of its files, which threads read while the batches before it are in use."""
-    waiting: deque[tuple[RawEncoded, list[Future]]] = deque()
-    for batch in raw:
-        waiting.append((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]))
-        if len(waiting) > PREFETCH:
-            yield waiting.popleft()
-    yield from waiting
-
-
-def told(error: RuntimeError) -> str:
-    return next((line.strip() for line in str(error).splitlines() if "rror" in line), "")[:200]
+    """Yield each batch with the bytes of its files, which threads read while earlier batches are in use."""
+    return ahead(
+        ((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]) for batch in raw),
+        PREFETCH,
+    )
 
 
 def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:
@@ -207,14 +169,13 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
                     (images,) = pipe.run()
                 yield np.asarray(images.as_cpu().as_tensor())
                 done += 1
-        except (RuntimeError, OSError):  # a pipeline is no longer valid after an error
+        except Exception:  # from DALI, or from open_image; a pipeline is no longer valid after an error
             yield None
             done += 1
 
 
 def read_file(path: Path) -> NDArray[np.uint8]:
-    if is_unfit(path):
-        raise OSError(f"{path} is not for DALI")  # the batch goes to PIL, which says why
+    open_image(path).close()  # DALI would decode whatever the head promises
     return np.fromfile(path, np.uint8)
 
 

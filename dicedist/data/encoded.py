@@ -1,16 +1,18 @@
-"""Images as their files hold them: decoded when they are needed, and only the part that a crop shows.
+"""Images as their files hold them: listed once, decoded when they are needed, and only the box that a crop shows.
 
-What is known of every image without decoding it (its size, whether DALI can be trusted with it) was listed once; then
-a crop that order.py draws as fractions becomes a box of pixels, and both pipelines decode the same boxes.
+The list holds what is known without decoding: the size of every image, its length and checksum, and whether DALI can
+be trusted with it. It is cached like prepared images.
 
 Legend: R images listed, B batch, S pixels of a side; a box is (left, top, width, height).
 """
 
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,28 +21,37 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dicedist.console.lines import printable
-from dicedist.data.images import ORIENTATION, as_rgb, refuse_outsized, shrink_and_crop
+from dicedist.config.schema import DataConfig
+from dicedist.data.images import ORIENTATION, as_rgb, decode_file, moments, open_image, shrink_and_crop
+from dicedist.data.prepared import NewArray, Prepared
+from dicedist.data.reading import MEASURED, reason, shown
 
 TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
-Boxes = NDArray[np.int64]
+
+
+class Files(NamedTuple):
+    """The encoded images of one split, by row."""
+
+    name: Callable[[int], str]  # relative to the folder, for messages
+    read: Callable[[int], bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """Takes the place of an array of images in a Split."""
 
-    read: Callable[[int], bytes]  # of a row
-    name: Callable[[int], str]  # of a row, for messages
+    folder: Path
+    files: Files
     sizes_R2: NDArray[np.int32]  # width and height, upright
     plain_R: NDArray[np.bool_]  # whether DALI may see the file as it is
+    bytes_R: NDArray[np.int64]
     size: int  # S, of the views
     threads: ThreadPoolExecutor
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
-        """The images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
+        """Return the images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
         assert dim == 0
         decoded = self.threads.map(lambda row: self.decoded(row, None), rows_B.tolist())
         return torch.from_numpy(np.stack(list(decoded)))
@@ -48,26 +59,36 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.sizes_R2)
 
-    def boxes(self, rows_B: Tensor, crops_B4: Tensor | None) -> Boxes:
-        return pixel_boxes(self.sizes_R2[rows_B.numpy()], None if crops_B4 is None else crops_B4.numpy())
+    def name(self, row: int) -> str:
+        return str(self.folder / self.files.name(row))
+
+    def read(self, row: int) -> bytes:
+        """Read a file, and refuse it if it is not as long as it was when it was listed."""
+        name, listed = self.name(row), self.bytes_R[row]
+        try:
+            data = self.files.read(row)
+        except OSError as error:
+            raise ValueError(f"{name} was listed at the start and cannot be read: {error.strerror}") from error
+        if len(data) != listed:
+            raise ValueError(f"{name} had {listed:,} bytes at the start, and now has {len(data):,}")
+        return data
 
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
-        """The box as it is, or the middle of the image, scaled to S pixels."""
-        data = self.read(row)
-        try:
-            with Image.open(io.BytesIO(data)) as opened:
-                image = as_rgb(opened)
-                if box is None:
-                    return np.asarray(shrink_and_crop(image, self.size))
-                left, top, width, height = box
-                return np.array(image.crop((left, top, left + width, top + height)))
-        except Exception as error:  # a damaged file makes PIL raise anything
-            raise ValueError(
-                f"{self.name(row)} cannot be decoded ({reason(error)}), though its head could be read: remove it"
-            ) from error
+        """Return the box in its own size, or without a box the middle of the image, scaled to S pixels."""
+
+        def cut(image: Image.Image, size: int) -> Image.Image:
+            if box is None:
+                return shrink_and_crop(image, size)
+            left, top, width, height = box
+            return image.crop((left, top, left + width, top + height))
+
+        image = decode_file(io.BytesIO(self.read(row)), self.size, cut)
+        if isinstance(image, str):
+            raise ValueError(f"{self.name(row)} cannot be decoded ({image}), though its head could be read: remove it")
+        return image
 
     def for_dali(self, row: int) -> NDArray[np.uint8]:
-        """The file's bytes; of a kind that DALI decodes otherwise than PIL, the upright image as plain pixels."""
+        """Return the file's bytes, or the upright pixels of a kind that DALI decodes otherwise than PIL."""
         data = self.read(row)
         if not self.plain_R[row]:
             plain = io.BytesIO()
@@ -77,48 +98,59 @@ class Encoded:
         return np.frombuffer(data, np.uint8)
 
 
-def pixel_boxes(sizes_B2: NDArray[np.int32], crops_B4: NDArray[np.floating[Any]] | None) -> Boxes:
-    """crops: of each, its share of the area, log(width / height), and where it lies between the borders, x and y.
-
-    A box that would be wider or higher than the image is as wide or high as it. None: the middle square.
-    """
-    width_B, height_B = sizes_B2.astype(np.float64).T
-    if crops_B4 is None:
-        side_B = np.minimum(width_B, height_B)
-        wide_B, high_B, x_B, y_B = side_B, side_B, 0.5, 0.5
-    else:
-        share_B, log_ratio_B, x_B, y_B = crops_B4.astype(np.float64).T
-        area_B, ratio_B = share_B * width_B * height_B, np.exp(log_ratio_B)
-        wide_B = np.clip(np.rint(np.sqrt(area_B * ratio_B)), 1, width_B)
-        high_B = np.clip(np.rint(np.sqrt(area_B / ratio_B)), 1, height_B)
-    left_B, top_B = np.floor(x_B * (width_B - wide_B + 0.999)), np.floor(y_B * (height_B - high_B + 0.999))
-    return np.stack([left_B, top_B, wide_B, high_B], 1).astype(np.int64)
+def open_listed(prepared: Prepared, split: str, config: DataConfig, folder: Path, files: Files) -> Encoded:
+    sizes_R2, plain_R, bytes_R = (prepared.array(f"{split}_{of}") for of in ("sizes", "plain", "bytes"))
+    threads = ThreadPoolExecutor(config.num_threads)
+    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, config.size, threads)
 
 
-class Examined(NamedTuple):
-    width: int
-    height: int
-    plain: bool  # whether DALI may see it as it is
-    checksum: int  # of all bytes
+Listing = tuple[Sequence[int], Sequence[int], Files]  # labels, numbers of bytes, and the files themselves
 
 
-def examine(data: bytes) -> Examined:
-    """What is listed of an image, upright; ValueError with the reason if it is damaged.
+def index(
+    listings: Mapping[str, Listing], class_names: Sequence[str], config: DataConfig, new_array: NewArray
+) -> dict[str, Any]:
+    """Fill the arrays that every source of encoded images has, and return what its about.json says."""
+    about: dict[str, Any] = {"class_names": list(class_names), "corrupt": {}}
+    for split, (labels, num_bytes, files) in listings.items():
+        number = len(labels)
+        sizes_R2 = new_array(f"{split}_sizes", (number, 2), np.int32)
+        plain_R = new_array(f"{split}_plain", (number,), np.bool_)
+        checksums_R = new_array(f"{split}_checksums", (number,), np.uint32)
+        new_array(f"{split}_labels", (number,), np.int64)[:] = labels
+        new_array(f"{split}_bytes", (number,), np.int64)[:] = num_bytes
+        corrupt: dict[int, str] = {}
+        with ThreadPoolExecutor(config.num_threads) as threads:
+            every = threads.map(partial(examined, files), range(number))
+            for row, found in enumerate(shown(every, number, f"images of {split} listed")):
+                if isinstance(found, str):
+                    corrupt[row], found = found, ((1, 1), False, 0)
+                sizes_R2[row], plain_R[row], checksums_R[row] = found
+            if split == "train":
+                # What is damaged in the middle of a file shows only here, where it is decoded.
+                good = [row for row in range(number) if row not in corrupt]
+                chosen = good[:: max(1, -(-len(good) // MEASURED))]
+                decoded = threads.map(lambda row: decode_file(io.BytesIO(files.read(row)), config.size), chosen)  # noqa: B023
+                views = dict(zip(chosen, decoded, strict=True))
+                corrupt |= {row: view for row, view in views.items() if isinstance(view, str)}
+                about["mean"], about["std"] = moments(view for view in views.values() if not isinstance(view, str))
+        about["corrupt"][split] = [(row, files.name(row), why) for row, why in sorted(corrupt.items())]
+    return about
+
+
+def examined(files: Files, row: int) -> tuple[tuple[int, int], bool, int] | str:
+    """Return size, plainness and checksum of an upright image, or the reason why it cannot be decoded.
 
     Only the head is decoded, unless the file does not end as its format does: then all of it.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            refuse_outsized(image)
+        data = files.read(row)
+        with open_image(io.BytesIO(data)) as image:
             turn = image.getexif().get(ORIENTATION, 1)
             width, height = image.size[::-1] if turn in TURNED else image.size
             plain = (image.format, image.mode) in PLAIN and turn == 1
             if ENDS.get(image.format or "", b"\0") not in data[-64:]:
                 image.load()
+        return (width, height), plain, zlib.crc32(data)
     except Exception as error:  # a damaged file makes PIL raise anything
-        raise ValueError(reason(error)) from error
-    return Examined(width, height, plain, zlib.crc32(data))
-
-
-def reason(error: BaseException) -> str:
-    return printable(" ".join(str(error).split())) or type(error).__name__
+        return reason(error)

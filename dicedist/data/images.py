@@ -1,16 +1,24 @@
-"""One image in PIL: what may be decoded, how it is made upright and RGB, and how it is brought to a square."""
+"""One image in PIL: refused or opened, made upright and RGB, brought to a square."""
+
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from dicedist.data.reading import reason
+
 ORIENTATION = 0x0112  # the EXIF tag
 MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # of an image that is decoded
+Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 
 
 def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resizes the short side to size and keeps the middle of the long one; every pixel is where DALI puts it."""
+    """Resize the short side to size and keep the middle of the long one; every pixel is where DALI puts it."""
     width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
     return crop(image.resize((width, height), Image.Resampling.BILINEAR), size)
 
@@ -20,17 +28,32 @@ def crop(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def refuse_outsized(image: Image.Image) -> None:
+def decode_file(file: Path | io.BytesIO, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
+    """Return the image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
+    try:
+        with open_image(file) as image:
+            return np.array(fit(as_rgb(image), size))  # a copy: torch warns about memory that cannot be written
+    except Exception as error:  # a damaged file makes PIL raise anything, from SyntaxError to struct.error
+        return reason(error)
+
+
+def open_image(file: Path | io.BytesIO) -> Image.Image:
+    """Read only the head: what is no plain file or would take gigabytes is refused before it is decoded."""
+    if isinstance(file, Path) and not file.is_file():
+        raise ValueError("there is no such file" if not file.exists() else "not a plain file")
+    image = Image.open(file)
     short, long = sorted(image.size)
     if short * long > MOST_PIXELS or long > LONGEST_SIDE or long > MOST_ELONGATED * short:
+        image.close()
         raise ValueError(
             f"{image.size[0]} x {image.size[1]} pixels: the most are {MOST_PIXELS / 1e6:.0f} million, "
             f"{LONGEST_SIDE:,} on a side, and sides that differ by a factor of {MOST_ELONGATED}"
         )
+    return image
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """The image itself where it is upright and RGB already: a copy would take as long as a crop."""
+    """Return the image itself where it is upright and RGB already: a copy would take as long as a crop."""
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # convert() would clip the 16 bits to 8 instead of scaling them
@@ -43,3 +66,15 @@ def resized(pixels_HWC: Tensor, size: int) -> Tensor:
     image_1CHW = pixels_HWC[None].permute(0, 3, 1, 2)  # channels_last, as only the batch in front makes it
     square_1CHW = torch.nn.functional.interpolate(image_1CHW, (size, size), mode="bilinear", antialias=True)
     return square_1CHW.permute(0, 2, 3, 1)[0]
+
+
+def moments(blocks: Iterable[NDArray[np.uint8]]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per color over images [..., 3], scaled to 0..1."""
+    values = np.arange(256) / 255
+    counts = np.zeros((3, 256))
+    for block in blocks:
+        counts += [np.bincount(block[..., color].ravel(), minlength=256) for color in range(3)]
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+    return mean.tolist(), np.maximum(std, 1 / 255).tolist()  # std is zero if all pixels have one color

@@ -4,8 +4,7 @@ As in ODIN (Liang et al., 2018), a set whose name ends in _crop is cropped from 
 is resized whole.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,13 @@ from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
 
-from dicedist.cluster.heartbeat import advance
 from dicedist.config import nearest
-from dicedist.console.lines import plural
 from dicedist.data.images import crop, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
-from dicedist.data.sets.folder import Fit, decode_file, find_images
+from dicedist.data.sets.folder import decode_sound, find_images
 from dicedist.data.sets.vectors import read_table
 from dicedist.data.sources import Source
-
-log = logging.getLogger(__name__)
 
 SVHN_FILE, SVHN_MD5 = "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"
 ARRAYS = (".npz", ".npy", ".mat")
@@ -44,7 +39,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
 def load_ood(
     sets: Mapping[str, str | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
+    """Return name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
 
     sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood. Of a
     model of vectors, a file as data=vectors reads it.
@@ -58,20 +53,18 @@ def load_ood(
         path = Path(given).expanduser() if given else look_up(name, root, in_distribution.name)
         if path is None or not path.exists():
             missing.append(f"{name}: {advice(name, path, root)}")
-            continue
-        if in_distribution.kind == "vectors":
+        elif in_distribution.kind == "vectors":
             found[name] = vectors_from(path, in_distribution.shape[0])
-            continue
-        images_NHWC = torch.from_numpy(read(name, path, in_distribution.size))
-        test_NHWC = in_distribution.test.inputs_R
-        if isinstance(test_NHWC, torch.Tensor) and torch.equal(images_NHWC, test_NHWC):
-            raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
-        found[name] = images_NHWC
+        else:
+            found[name] = torch.from_numpy(read(name, path, in_distribution.size))
+            test_NHWC = in_distribution.test.inputs_R
+            if isinstance(test_NHWC, Tensor) and torch.equal(found[name], test_NHWC):
+                raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
     return found, missing
 
 
 def refuse_unreadable(sets: Mapping[str, str | None], width: int | None) -> None:
-    """Whatever the user names must be there and readable, which is asked before work begins.
+    """Refuse sets that the user names and that cannot be read, before work begins.
 
     width: of the vectors that the model takes; None for images.
     """
@@ -83,10 +76,9 @@ def refuse_unreadable(sets: Mapping[str, str | None], width: int | None) -> None
             raise ValueError(f"ood.sets.{name}={given}: there is no such file or folder")
         if width is not None:
             vectors_from(path, width)
-            continue
-        if path.suffix not in ARRAYS:
+        elif path.suffix not in ARRAYS:
             raise ValueError(f"ood.sets.{name}={given}: write a folder of images, or a file {' or '.join(ARRAYS)}")
-        if path.suffix != ".mat":
+        elif path.suffix != ".mat":
             read_array(path)
 
 
@@ -113,11 +105,11 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     if path.is_dir() and path.name == FOLDERS.get(name):
         images_NHWC = prepare_cifar(name, path.parent, download=False).array("test_images")
     elif path.is_dir():
-        return read_files(path, find_images(path), size, fit)
+        return decode_sound(path, find_images(path), size, fit)[0]
     elif path.suffix == ".txt":
-        images = path.parents[2] / OPENOOD_IMAGES
-        lines = path.read_text().splitlines()
-        return read_files(path, [images / line.rpartition(" ")[0] for line in lines if line], size, shrink_and_crop)
+        names = [line.rpartition(" ")[0] for line in path.read_text().splitlines() if line]
+        files = [path.parents[2] / OPENOOD_IMAGES / name for name in names]
+        return decode_sound(path, files, size, shrink_and_crop)[0]
     elif path.suffix == ".mat":
         images_NHWC = read_svhn(path)
     else:
@@ -128,25 +120,11 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def vectors_from(path: Path, width: int) -> Tensor:
-    """Reads a file that data=vectors could read; labels in it count for nothing."""
+    """Read a file that data=vectors could read; labels in it count for nothing."""
     vectors_NV = read_table(path).vectors_NV
     if vectors_NV.shape[1] != width:
         raise ValueError(f"{path} has vectors of {vectors_NV.shape[1]} values, the training data of {width}")
     return torch.from_numpy(vectors_NV)
-
-
-def read_files(origin: Path, files: Sequence[Path], size: int, fit: Fit) -> NDArray[np.uint8]:
-    decoded = []
-    for file in files:
-        decoded.append(decode_file(file, size, fit))
-        advance()
-    images = [image for image in decoded if not isinstance(image, str)]
-    if not images:
-        raise ValueError(f"{origin} holds no images that can be decoded")
-    if len(images) < len(decoded):
-        left_out = plural(len(decoded) - len(images), "image")
-        log.warning("%s: left out %s that cannot be decoded", origin, left_out)
-    return np.stack(images)
 
 
 def read_array(path: Path) -> NDArray[np.uint8]:

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 import torch
 
 from dicedist.algorithm.randomness import generator
-from dicedist.cluster.heartbeat import advance
-from dicedist.console.progress import Progress
 from dicedist.data.prepared import write_synced
-from dicedist.data.sets.files import Found, from_folder
+from dicedist.data.reading import shown
+from dicedist.data.sets.folder import Found, from_folder
 from dicedist.data.sets.shards import CLASSES, SHARDS
 
 PLAN = "pack.json"
@@ -36,15 +34,8 @@ def pack(folder: Path, output: Path, per_shard: int) -> int:
     write_synced(output / CLASSES, "\n".join(class_names) + "\n")
     shards = dict(planned(files, per_shard))
     missing = {name: found for name, found in shards.items() if not (output / name).exists()}
-    total = sum(len(found) for found in shards.values())
-    done = first = total - sum(len(found) for found in missing.values())
-    progress = Progress(total, "images packed", first, sys.stderr)
-    for name, found in missing.items():
+    for name, found in shown(missing.items(), len(shards), "shards packed", len(shards) - len(missing)):
         write_shard(folder, output / name, found)
-        done += len(found)
-        advance()
-        progress.show(done)
-    progress.clear()
     write_synced(output / SHARDS, "\n".join(shards) + "\n")
     return len(missing)
 

@@ -1,70 +1,69 @@
-"""Batches for the members of this rank: images, crops and flips in, or vectors and noise; normalised tensors out.
+"""Batches for the members of this rank: rows of a source and draws in, normalized tensors out.
 
-    order.py       indices, crops, flips of (seed, epoch, step)  ──┐
-    sources.py     uint8 images, one copy on a node  ──────────────┴─ RawBatch ── TorchPipeline | DaliPipeline ── views
+    order.py           indices of (seed, epoch)               ──┐
+    augmentation.py    draws of (seed, epoch, step, member)   ──┼─ Planned ── TorchPipeline | DaliPipeline ── Finish
+    sources.py         uint8 images, one copy on a node       ──┘             crop, flip, normalize
 
-Both pipelines are the same pure function of a RawBatch, up to float rounding. Vectors have one of their own.
+Both pipelines compute the same views, up to float rounding. Vectors are only normalized.
 
-Legend: B batch, H rows, W columns, S either of the two, C colours, V values of a vector.
+Legend: B batch, H rows, W columns, C colors, V values of a vector.
 """
 
 import contextlib
-import functools
+import itertools
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from dicedist.algorithm.batch import Batch, share
-from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.data import colours, uses_dali
-from dicedist.data.encoded import Boxes, Encoded
+from dicedist.data import uses_dali
+from dicedist.data.augmentation import Drawn, Finish, boxes, crop_and_flip, draw
+from dicedist.data.encoded import Encoded
 from dicedist.data.images import resized
-from dicedist.data.order import (
-    Augmentation,
-    augmentation,
-    balanced_order,
-    batch_indices,
-    checksum,
-    noise,
-    num_batches,
-    padding,
-    resized_crops,
-)
+from dicedist.data.order import balanced_order, checksum, epoch_order, num_batches
 from dicedist.data.sources import Source, Split
 
-CACHED = 2**18  # pixels' colours that are normalised at a time: as floats they stay in a core's cache
+CACHED = 2**18  # pixels' colors that are normalized at a time: as floats they stay in a core's cache
+Item = TypeVar("Item")
+
+
+class Planned(NamedTuple):
+    """One batch before its inputs are read: computed once, for the pipeline and for the step."""
+
+    step: int
+    everyone: Tensor  # indices of the whole batch
+    rows: slice  # of it, on this rank
+    drawn: list[Drawn | None]  # for each view; None for vectors
 
 
 class RawBatch(NamedTuple):
-    images_BHWC: Tensor
-    augmentation: Augmentation
-
-
-class RawVectors(NamedTuple):
-    vectors_BV: Tensor
-    noise_BV: Tensor | None
+    inputs_B: Tensor  # images [B, H, W, C] or vectors [B, V]
+    drawn: Drawn | None
 
 
 class RawEncoded(NamedTuple):
-    """Nothing is read yet: whoever decodes it reads it, ahead of the step."""
+    """Files that are not read yet: the pipeline reads them, ahead of the step."""
 
     images: Encoded
     rows_B: Tensor
-    augmentation: Augmentation
+    drawn: Drawn
 
     @property
-    def boxes_B4(self) -> Boxes:
-        return self.images.boxes(self.rows_B, self.augmentation.crops_B4)
+    def boxes_B4(self) -> Tensor:
+        """The pixels that a crop shows: int64 (left, top, width, height)."""
+        sizes_B2 = torch.from_numpy(self.images.sizes_R2[self.rows_B.numpy()]).double()
+        crops_B4 = self.drawn.crops_B4
+        return boxes(sizes_B2, None if crops_B4 is None else crops_B4.double()).long()
 
 
 class Pipeline(Protocol):
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
-        """One view for each RawBatch, RawEncoded or RawVectors."""
+        """Yield one view for each RawBatch or RawEncoded."""
 
 
 class Loader:
@@ -83,211 +82,152 @@ class Loader:
         replicas: int = 1,
     ):
         self.split, self.config, self.batch_size, self.seed, self.device = split, config, batch_size, seed, device
-        self.replica, self.replicas, self.vectors = replica, replicas, source.kind == "vectors"
-        self.viewers: list[int | None] = [*members] if config.per_member else [None] * bool(members)
+        self.replica, self.replicas, self.kind = replica, replicas, source.kind
+        self.encoded = split.inputs_R if isinstance(split.inputs_R, Encoded) else None
+        own: list[tuple[int, ...]] = [(member,) for member in members]
+        self.viewers = own if config.per_member else [()] * bool(members)  # (): one view for all members
         self.pipeline = pipeline_for(config, source, batch_size, device) if members else None
-        self.mean_C11, self.std_C11 = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.std))
-        self.balanced = functools.lru_cache(2)(lambda epoch: balanced_order(seed, epoch, split.labels_N))
+        self.finish = Finish(config, source, seed, device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches from step `start` on, exactly those of an uninterrupted epoch."""
-        steps = range(start, num_batches(len(self.split), self.batch_size))
+        """Yield the batches from step `start` on, exactly those of an uninterrupted epoch."""
         with contextlib.ExitStack() as stack:
+            plans = self.planned(epoch, start)
             views: Iterator[Tensor] = iter(())
             if self.pipeline is not None:
-                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(epoch, steps))))
-            for step in steps:
-                everyone = self.indices(epoch, step)
-                rows = self.rows(len(everyone))
-                indices_B = everyone[rows]
+                plans, ahead = itertools.tee(plans)
+                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(ahead))))
+            for step, everyone, rows, drawn in plans:
+                size, indices_B = len(everyone), everyone[rows]
                 yield Batch(
                     epoch,
                     step,
-                    len(everyone),
+                    size,
                     rows,
                     indices_B,
                     to_device(self.split.labels_N[indices_B], self.device),
                     checksum(everyone, epoch, step),
-                    [self.disturbed(next(views), epoch, step, len(everyone), rows, member) for member in self.viewers],
+                    [
+                        self.finish(next(views), one, size, rows, epoch, step, *viewer)
+                        for one, viewer in zip(drawn, self.viewers, strict=True)
+                    ],
                 )
 
-    def raw_batches(self, epoch: int, steps: Iterable[int]) -> Iterator[RawBatch | RawEncoded | RawVectors]:
-        """The pipeline reads these ahead of the caller's current step."""
-        encoded = self.split.inputs_R if isinstance(self.split.inputs_R, Encoded) else None
-        for step in steps:
-            indices_B = self.indices(epoch, step)
-            size, rows = len(indices_B), self.rows(len(indices_B))
-            inputs_B = torch.empty(0) if encoded else self.split.take(indices_B[rows])
-            for member in self.viewers:
-                where = (self.seed, epoch, step)
-                if encoded:
-                    drawn = resized_crops(*where, size, self.config, member)
-                    yield RawEncoded(encoded, self.split.rows_of(indices_B[rows]), drawn.of(rows))
-                elif self.vectors:
-                    noise_BV = noise(*where, (size, inputs_B.shape[1]), self.config, member)
-                    yield RawVectors(inputs_B, None if noise_BV is None else noise_BV[rows])
-                else:
-                    yield RawBatch(inputs_B, augmentation(*where, size, self.config, member).of(rows))
-
-    def disturbed(self, view_BCHW: Tensor, epoch: int, step: int, size: int, rows: slice, member: int | None) -> Tensor:
-        """Colours are drawn like crops, noise is the same for all members; both for the batch, whoever sees a row."""
-        if self.vectors:
-            return view_BCHW
-        if set(colours.NAMES) & set(self.config.augmentations):
-            where = (epoch, step) if member is None else (epoch, step, member)
-            drawn = colours.draw(self.config.augmentations, size, self.seed, *where).of(rows)
-            view_BCHW = colours.apply(view_BCHW, drawn, self.mean_C11, self.std_C11)
-        if not self.config.noise:
-            return view_BCHW
-        draws = generator(self.device, self.seed, "pixels", epoch, step)
-        drawn_BCHW = torch.randn((size, *view_BCHW.shape[1:]), generator=draws, device=self.device)[rows]
-        return torch.addcdiv(view_BCHW, drawn_BCHW, self.std_C11, value=self.config.noise)
-
-    def indices(self, epoch: int, step: int) -> Tensor:
+    def planned(self, epoch: int, start: int = 0) -> Iterator[Planned]:
         if self.config.balance:
-            return self.balanced(epoch)[step * self.batch_size :][: self.batch_size]
-        return batch_indices(self.seed, epoch, step, len(self.split), self.batch_size)
+            order_N = balanced_order(self.seed, epoch, self.split.labels_N)
+        else:
+            order_N = epoch_order(self.seed, epoch, len(self.split))
+        for step in range(start, num_batches(len(order_N), self.batch_size)):
+            everyone = order_N[step * self.batch_size :][: self.batch_size]
+            rows = share(len(everyone), self.replicas, self.replica)
+            yield Planned(step, everyone, rows, [self.draw(len(everyone), rows, epoch, step, *v) for v in self.viewers])
 
-    def rows(self, size: int) -> slice:
-        return share(size, self.replicas, self.replica)
+    def draw(self, size: int, rows: slice, *where: int) -> Drawn | None:
+        if self.kind == "vectors":
+            return None
+        return draw(self.config, size, self.seed, *where, encoded=self.encoded is not None).of(rows)
+
+    def raw_batches(self, plans: Iterable[Planned]) -> Iterator[RawBatch | RawEncoded]:
+        """Yield the inputs of each view. The pipeline reads them ahead of the step."""
+        for _, everyone, rows, drawn in plans:
+            if self.encoded is None:
+                inputs_B = self.split.take(everyone[rows])
+                yield from (RawBatch(inputs_B, one) for one in drawn)
+            else:
+                rows_B = self.split.rows_of(everyone[rows])
+                yield from (RawEncoded(self.encoded, rows_B, one) for one in drawn if one is not None)
 
     def close(self) -> None:
-        """Ends DALI's threads and frees its memory."""
+        """End DALI's threads and free its memory."""
         self.pipeline = None
 
 
 def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: torch.device) -> Pipeline:
-    if source.kind == "vectors":
-        return VectorPipeline(source, device)
-    encoded = isinstance(source.train.inputs_R, Encoded)
-    if device.type in ("cpu", "cuda") and uses_dali(config):
+    if source.kind == "images" and device.type in ("cpu", "cuda") and uses_dali(config):
         from dicedist.data.dali import DaliBoxes, DaliDecoder, DaliPipeline
 
         decoder = DaliBoxes if device.type == "cpu" else DaliDecoder
+        encoded = isinstance(source.train.inputs_R, Encoded)
         return (decoder if encoded else DaliPipeline)(config, source, batch_size, device)
-    return (TorchDecoder if encoded else TorchPipeline)(config, source, device)
-
-
-class VectorPipeline:
-    def __init__(self, source: Source, device: torch.device):
-        self.device, self.standardise = device, Standardise(source, device)
-
-    def stream(self, raw: Iterable[RawVectors]) -> Generator[Tensor, None, None]:
-        for vectors_BV, noise_BV in raw:
-            views_BV = self.standardise(to_device(vectors_BV, self.device))
-            yield views_BV if noise_BV is None else views_BV.add_(to_device(noise_BV, self.device))
+    return TorchPipeline(config, source, device)
 
 
 class TorchPipeline:
-    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy."""
+    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy.
+
+    Files are always read and decoded ahead of the step: at least one thread does nothing else.
+    """
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
-        self.device = device
-        self.normalise = Normalise(source, device)
-        self.reach = padding(config.size)
-        self.pixels = torch.arange(config.size, dtype=torch.int32, device=device)
-        self.cutout_size = config.cutout_size
-        self.num_threads = config.num_threads if device.type == "cpu" and config.num_threads > 1 else 0
+        self.size, self.device, self.normalize = config.size, device, Normalize(source, device)
+        ahead = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
+        self.num_threads = config.num_threads if ahead or isinstance(source.train.inputs_R, Encoded) else 0
 
-    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
+    def stream(self, raw: Iterable[RawBatch | RawEncoded]) -> Generator[Tensor, None, None]:
         if not self.num_threads:
             yield from map(self.view, raw)
             return
         with ThreadPoolExecutor(self.num_threads) as threads:
-            ahead: deque[Future[Tensor]] = deque()
-            for batch in raw:
-                ahead.append(threads.submit(self.view, batch))
-                if len(ahead) > self.num_threads:
-                    yield ahead.popleft().result()
-            yield from (future.result() for future in ahead)
+            for view in ahead((threads.submit(self.view, batch) for batch in raw), self.num_threads):
+                yield view.result()
 
-    def view(self, raw: RawBatch) -> Tensor:
-        images_BHWC = to_device(raw.images_BHWC, self.device)
-        starts_B2, flips_B = (to_device(drawn, self.device) for drawn in raw.augmentation[:2])
-        return self.finish(self.crop(images_BHWC, starts_B2, flips_B), raw.augmentation.cutout_B2)
+    def view(self, raw: RawBatch | RawEncoded) -> Tensor:
+        if isinstance(raw, RawEncoded):
+            decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
+            return self.view_of_boxes(map(torch.from_numpy, decoded), raw.drawn)
+        inputs_B, drawn = to_device(raw.inputs_B, self.device), raw.drawn
+        if drawn is not None:
+            inputs_B = crop_and_flip(inputs_B, *(to_device(of, self.device) for of in (drawn.starts_B2, drawn.flips_B)))
+        return self.normalize(inputs_B)
 
-    def finish(self, cropped_BHWC: Tensor, cutout_B2: Tensor | None) -> Tensor:
-        views_BCHW = self.normalise(cropped_BHWC)
-        return views_BCHW if cutout_B2 is None else self.cut(views_BCHW, to_device(cutout_B2, self.device))
-
-    def crop(self, images_BHWC: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
-        """Crops and flips with a single gather of pixels from images with a black border."""
-        batch, reach = len(images_BHWC), self.reach
-        side = images_BHWC.shape[1] + 2 * reach
-        padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
-        columns_BW = torch.where(flips_B[:, None], self.pixels.flip(0), self.pixels) + starts_B2[:, 1:] + reach
-        rows_BH = self.pixels + starts_B2[:, :1] + reach
-        rows_BH += side * torch.arange(batch, dtype=torch.int32, device=self.device)[:, None]
-        pixels_BHW = side * rows_BH[:, :, None] + columns_BW[:, None, :]
-        return padded.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(images_BHWC.shape)
-
-    def cut(self, views_BCHW: Tensor, cutout_B2: Tensor) -> Tensor:
-        """Cutout (DeVries & Taylor, 2017): blanks a square with the mean colour, clipped at the border."""
-        first_B2 = cutout_B2 - self.cutout_size // 2
-        distance_B2S = self.pixels - first_B2[:, :, None]
-        inside_B2S = (distance_B2S >= 0) & (distance_B2S < self.cutout_size)
-        return views_BCHW.masked_fill_(inside_B2S[:, None, 0, :, None] & inside_B2S[:, None, 1, None, :], 0)
+    def view_of_boxes(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
+        """Fit decoded boxes [h, w, 3] one after another: an image fits into the cache, a batch does not."""
+        squares = zip((resized(box_HWC, self.size) for box_HWC in boxes), drawn.flips_B.tolist(), strict=True)
+        flipped = [square.flip(1) if flip else square for square, flip in squares]
+        return self.normalize(to_device(torch.stack(flipped), self.device))
 
 
-class TorchDecoder(TorchPipeline):
-    """Reads and decodes encoded images, always ahead of the step: at least one thread does nothing else."""
-
-    def __init__(self, config: DataConfig, source: Source, device: torch.device):
-        super().__init__(config, source, device)
-        self.num_threads, self.size = config.num_threads, config.size
-
-    def view(self, raw: RawEncoded) -> Tensor:  # type: ignore[override]
-        decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
-        return self.views(map(torch.from_numpy, decoded), raw.augmentation)
-
-    def views(self, boxes: Iterable[Tensor], drawn: Augmentation) -> Tensor:
-        """Of decoded boxes [h, w, 3] of any size. One after another: an image fits into the cache, a batch does not."""
-        squares = (resized(box_HWC, self.size) for box_HWC in boxes)
-        flipped = [
-            square.flip(1) if flip else square for square, flip in zip(squares, drawn.flips_B.tolist(), strict=True)
-        ]
-        return self.finish(to_device(torch.stack(flipped), self.device), drawn.cutout_B2)
-
-
-class Standardise:
-    """float32 [B, V] -> float32 [B, V] with mean 0 and deviation 1 over the training rows."""
-
-    def __init__(self, source: Source, device: torch.device):
-        std_V, mean_V = (torch.tensor(x, dtype=torch.float64) for x in (source.std, source.mean))
-        self.scale_V, self.shift_V = (1 / std_V).float().to(device), (-mean_V / std_V).float().to(device)
-
-    def __call__(self, vectors_BV: Tensor) -> Tensor:
-        return vectors_BV * self.scale_V + self.shift_V
-
-
-class Normalise:
-    """uint8 [B, H, W, C] -> float32 [B, C, H, W], channels_last."""
+class Normalize:
+    """uint8 [B, H, W, C] -> float32 [B, C, H, W], channels_last; vectors [B, V] by mean and deviation of each value."""
 
     def __init__(self, source: Source, device: torch.device):
         std, mean = (torch.tensor(x, dtype=torch.float64) for x in (source.std, source.mean))
-        # Repeated along a row of pixels, because an inner loop over three colours would be three times slower.
-        self.scale_WC = (1 / (255 * std)).float().repeat(source.size).to(device)
-        self.shift_WC = (-mean / std).float().repeat(source.size).to(device)
+        # Repeated along a row of pixels, because an inner loop over three colors would be three times slower.
+        levels, repeats = (255, source.size) if source.kind == "images" else (1, 1)
+        self.scale_W = (1 / (levels * std)).float().repeat(repeats).to(device)
+        self.shift_W = (-mean / std).float().repeat(repeats).to(device)
 
-    def __call__(self, images_BHWC: Tensor) -> Tensor:
-        rows = images_BHWC.view(-1, len(self.scale_WC))
+    def __call__(self, inputs_B: Tensor) -> Tensor:
+        rows = inputs_B.view(-1, len(self.scale_W))
         views = torch.empty(rows.shape, device=rows.device)
-        at_once = len(rows) if rows.is_cuda else max(1, CACHED // len(self.scale_WC))
-        for some, normalised in zip(rows.split(at_once), views.split(at_once), strict=True):
-            torch.mul(some, self.scale_WC, out=normalised).add_(self.shift_WC)
-        return views.view(images_BHWC.shape).permute(0, 3, 1, 2)
+        at_once = len(rows) if rows.is_cuda else max(1, CACHED // len(self.scale_W))
+        for some, normalized in zip(rows.split(at_once), views.split(at_once), strict=True):
+            torch.mul(some, self.scale_W, out=normalized).add_(self.shift_W)
+        views = views.view(inputs_B.shape)
+        return views.permute(0, 3, 1, 2) if views.ndim == 4 else views
+
+
+def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
+    """Yield the items, always so many of them later than they were made."""
+    waiting: deque[Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > number:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def evaluation_batches(
     split: Split, source: Source, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised images [B, C, H, W] or vectors [B, V] as they are, and labels [B], in the order of the split."""
-    normalise = (Standardise if source.kind == "vectors" else Normalise)(source, device)
+    """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order."""
+    normalize = Normalize(source, device)
     for start in range(0, len(split), batch_size):
         indices_B = torch.arange(start, min(start + batch_size, len(split)))
-        yield normalise(to_device(split.take(indices_B), device)), to_device(split.labels_N[indices_B], device)
+        yield normalize(to_device(split.take(indices_B), device)), to_device(split.labels_N[indices_B], device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Does not wait: a copy to a GPU is queued, and torch keeps the pinned memory until it is done."""
+    """Copy without waiting: a copy to a GPU is queued, and torch keeps the pinned memory until it is done."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -30,7 +30,8 @@ BLOCK = 2**24  # bytes that have a digest of their own
 CHECKED_BLOCKS = 64  # at a start: 1 GiB
 
 Array = NDArray[Any]
-NewArray = Callable[[str, tuple[int, ...], type], Array]
+Dtype = type | np.dtype[Any]
+NewArray = Callable[[str, tuple[int, ...], Dtype], Array]
 Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns the contents of about.json
 
 
@@ -48,12 +49,12 @@ class Prepared:
 
 
 def home() -> Path:
-    """Where data is looked for unless data.root says otherwise, and where prepared images are kept."""
+    """Return the folder where data is looked for without data.root, and where prepared images are kept."""
     return Path(os.environ.get("DICEDIST_DATA") or "~/.cache/dicedist").expanduser()
 
 
 def refuse_unwritable(folder: Path, instead: str) -> None:
-    """Called before anything that takes minutes. The folder need not exist if it can be created.
+    """Refuse before anything that takes minutes. The folder need not exist if it can be created.
 
     instead: the alternative that the message offers.
     """
@@ -68,7 +69,7 @@ def refuse_unwritable(folder: Path, instead: str) -> None:
 
 
 def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
-    """Opens the source that an earlier process prepared, or prepares it; in private memory if it cannot write."""
+    """Open the source that an earlier process prepared, or prepare it; in private memory if it cannot be written."""
     kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
     changes = ((os.path.relpath(file, root), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     folder = home() / "prepared" / kind / _short_digest(*changes)
@@ -77,13 +78,12 @@ def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *setting
             _make(folder, build)
     except _Unwritable as error:
         log.warning("every process holds its own copy of the images, the shared one cannot be written: %s", error)
-        arrays: dict[str, Array] = {}
-        return Prepared(_built(build, arrays, lambda _, shape, dtype: np.empty(shape, dtype)), None, arrays)
+        return _built(build, None)
     return verified(folder)
 
 
 def verified(folder: Path) -> Prepared:
-    """Compares what was prepared with the digests of its blocks: all of them, or of much data as many as take a moment.
+    """Compare what was prepared with the digests of its blocks: all of them, or of much data as many as take a moment.
 
     One process of a node does it, the one that torchrun calls the first.
     """
@@ -119,10 +119,6 @@ def block_digest(array: Array, place: int) -> str:
     return hashlib.blake2b(data.data, digest_size=16).hexdigest()
 
 
-def blocks_of(array: Array) -> list[str]:
-    return [block_digest(array, place) for place in range(-(-array.nbytes // BLOCK))]
-
-
 class _Unwritable(Exception):
     pass
 
@@ -154,12 +150,11 @@ def _make(folder: Path, build: Build) -> None:
         try:
             with _writing():
                 partial.mkdir()
-            arrays: dict[str, Array] = {}
-            about = _built(build, arrays, lambda name, shape, dtype: _mapped(partial / f"{name}.npy", shape, dtype))
+            built = _built(build, partial)
             with _writing():
-                for array in arrays.values():
+                for array in built.arrays.values():
                     array.flush()  # type: ignore[attr-defined]
-                about = json.loads(json.dumps(about))
+                about = json.loads(json.dumps(built.about))
                 write_synced(partial / ABOUT, json.dumps({**about, MARK: digest_of(about)}))
                 partial.rename(folder)
         finally:
@@ -168,7 +163,7 @@ def _make(folder: Path, build: Build) -> None:
 
 @contextlib.contextmanager
 def one_process(path: Path, purpose: str) -> Iterator[None]:
-    """Lets in one process of the node at a time; the others log that they wait."""
+    """Let in one process of the node at a time; the others log that they wait."""
     lock = FileLock(path)
     with _writing():
         try:
@@ -182,17 +177,21 @@ def one_process(path: Path, purpose: str) -> Iterator[None]:
         lock.release()
 
 
-def _built(build: Build, arrays: dict[str, Array], allocate: NewArray) -> dict[str, Any]:
-    def new_array(name: str, shape: tuple[int, ...], dtype: type) -> Array:
-        arrays[name] = allocate(name, shape, dtype)
+def _built(build: Build, folder: Path | None) -> Prepared:
+    """Build arrays that are mapped from files in the folder, or without a folder are private to this process."""
+    arrays: dict[str, Array] = {}
+
+    def new_array(name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+        arrays[name] = _mapped(folder / f"{name}.npy", shape, dtype) if folder else np.empty(shape, dtype)
         return arrays[name]
 
     about = build(new_array)
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
+    digest, blocks = hashlib.blake2b(digest_size=16), {}
+    for name, array in sorted(arrays.items()):
         digest.update(name.encode())
-        digest.update(arrays[name].data)
-    return {**about, "digest": digest.hexdigest(), "blocks": {name: blocks_of(arrays[name]) for name in sorted(arrays)}}
+        digest.update(array.data)
+        blocks[name] = [block_digest(array, place) for place in range(-(-array.nbytes // BLOCK))]
+    return Prepared({**about, "digest": digest.hexdigest(), "blocks": blocks}, None, arrays)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -202,7 +201,7 @@ def write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> Array:
+def _mapped(path: Path, shape: tuple[int, ...], dtype: Dtype) -> Array:
     with _writing():
         array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
         if hasattr(os, "posix_fallocate"):  # a full disk fails here, not later with a SIGBUS when a page is written

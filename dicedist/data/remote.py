@@ -5,17 +5,17 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dicedist.cluster.heartbeat import advance
-from dicedist.console.lines import printable, redacted
+from dicedist.console.lines import redacted
 from dicedist.console.progress import Progress
 from dicedist.data.prepared import write_synced
+from dicedist.data.reading import reason
 
 CHUNK = 2**22  # bytes copied at a time
 STATE = ".copied.json"
@@ -25,71 +25,64 @@ SHORTEST = 8  # characters of a secret
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
-@dataclass(frozen=True)
-class Remote:
-    url: str
-    files: Any  # fsspec's file system
-    path: str
-
-    @classmethod
-    def at(cls, root: str) -> Self | None:
-        """None for a path of this machine."""
-        if "://" not in root:
-            return None
-        return cls(root, *open_url(root, f"data.root={redacted(root)}"))
-
-    def copy_to(self, folder: Path, patterns: Sequence[str], names_file: str, more: str, most_gb: float) -> None:
-        """Brings the folder to what is there: files of these patterns, and `more` if it exists. What is whole stays."""
-        try:
-            there = self.found(patterns, names_file)
-            if self.files.exists(f"{self.path}/{more}"):
-                there[more] = self.state_of(more)
-            known = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {}
-            kept = {name for name, state in there.items() if known.get(name) == state and (folder / name).exists()}
-            refuse_too_much(folder, there, kept, most_gb)
-            for old in folder.iterdir():
-                if old.name not in kept and not old.name.startswith("."):
-                    old.unlink()
-            self.copy(folder, {name: state for name, state in there.items() if name not in kept}, known)
-        except Exception as error:  # the file systems of fsspec have errors of their own
-            if not isinstance(error, OSError) and (isinstance(error, ValueError) or "." not in type(error).__module__):
-                raise
-            raise ValueError(f"data.root={redacted(self.url)} cannot be read: {reason_of(error)}") from error
-
-    def found(self, patterns: Sequence[str], names_file: str) -> dict[str, list[Any]]:
-        """The names of the files, from the list beside them if there is one: not every server can list a folder."""
-        if self.files.exists(f"{self.path}/{names_file}"):
-            names = self.files.cat_file(f"{self.path}/{names_file}").decode().split()
+def copy_remote(url: str, folder: Path, patterns: Sequence[str], names_file: str, more: str, most_gb: float) -> None:
+    """Bring the folder to what is at the URL: files of these patterns, and `more` if it exists. What is whole stays."""
+    files, path = open_url(url, f"data.root={redacted(url)}")
+    try:
+        # Not every server can list a folder: then a file next to the others names them.
+        if files.exists(f"{path}/{names_file}"):
+            names = files.cat_file(f"{path}/{names_file}").decode().split()
         else:
-            names = [Path(entry).name for entry in self.files.ls(self.path, detail=False)]
+            names = [Path(entry).name for entry in files.ls(path, detail=False)]
         chosen = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
-        return {name: self.state_of(name) for name in chosen if "/" not in name}
+        chosen = [name for name in chosen if "/" not in name] + [more] * files.exists(f"{path}/{more}")
+        there = {name: state_in(files.info(f"{path}/{name}")) for name in chosen}
+        known = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {}
+        kept = {name for name, state in there.items() if known.get(name) == state and (folder / name).exists()}
+        wanted = {name: state for name, state in there.items() if name not in kept}
+        whole, new = (sum(size for size, _ in of.values()) for of in (there, wanted))
+        refuse_too_much(folder, whole, new, most_gb)
+        for old in folder.iterdir():
+            if old.name not in kept and not old.name.startswith("."):
+                old.unlink()
+        copy(files, path, folder, wanted, known)
+    except Exception as error:  # the file systems of fsspec have errors of their own
+        if not isinstance(error, OSError) and (isinstance(error, ValueError) or "." not in type(error).__module__):
+            raise
+        raise ValueError(f"data.root={redacted(url)} cannot be read: {reason_of(error)}") from error
 
-    def state_of(self, name: str) -> list[Any]:
-        """What changes when a file is replaced."""
-        return state_in(self.files.info(f"{self.path}/{name}"))
 
-    def copy(self, folder: Path, wanted: dict[str, list[Any]], known: dict[str, Any]) -> None:
-        progress = Progress(sum(size for size, _ in wanted.values()), "bytes of shards copied", stream=sys.stderr)
-        done = 0
-        for name, state in wanted.items():
-            partial = folder / f".{name}.partial"
-            with self.files.open(f"{self.path}/{name}", "rb") as source, partial.open("wb") as target:
-                while chunk := source.read(CHUNK):
-                    target.write(chunk)
-                    done += len(chunk)
-                    advance()
-                    progress.show(done)
-            if partial.stat().st_size != state[0]:
-                raise ValueError(f"{redacted(self.url)}/{name} ended before its {state[0]:,} bytes: start again")
-            partial.replace(folder / name)
-            known[name] = state
-            write_synced(folder / STATE, json.dumps(known))
-        progress.clear()
+def refuse_too_much(folder: Path, whole: int, wanted: int, most_gb: float) -> None:
+    if whole > most_gb * GB:
+        raise ValueError(
+            f"the shards are {whole / GB:.3g} GB, more than data.cache_gb={most_gb:g}: raise it, or mount them as a "
+            "folder"
+        )
+    if wanted > (free := shutil.disk_usage(folder).free):
+        raise ValueError(f"{folder} has {free / GB:.3g} GB free of the {wanted / GB:.3g} needed: set DICEDIST_DATA")
+
+
+def copy(files: Any, path: str, folder: Path, wanted: dict[str, list[Any]], known: dict[str, Any]) -> None:
+    progress = Progress(sum(size for size, _ in wanted.values()), "bytes of shards copied", stream=sys.stderr)
+    done = 0
+    for name, state in wanted.items():
+        partial = folder / f".{name}.partial"
+        with files.open(f"{path}/{name}", "rb") as source, partial.open("wb") as target:
+            while chunk := source.read(CHUNK):
+                target.write(chunk)
+                done += len(chunk)
+                advance()
+                progress.show(done)
+        if partial.stat().st_size != state[0]:
+            raise ValueError(f"{redacted(path)}/{name} ended before its {state[0]:,} bytes: start again")
+        partial.replace(folder / name)
+        known[name] = state
+        write_synced(folder / STATE, json.dumps(known))
+    progress.clear()
 
 
 def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the path in it. what: needs it, for the message if a package is missing."""
+    """Return fsspec's file system for a URL, and the path in it. what: named if a package is missing."""
     scheme = url.partition("://")[0]
     extra = EXTRAS.get(scheme, "s3")
     if find_spec("fsspec") is None:
@@ -105,26 +98,14 @@ def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
 
 
 def state_in(info: Mapping[str, Any]) -> list[Any]:
-    """What counts of what fsspec says of a file: its size, and what changes when it is replaced."""
+    """Return the size of a file from what fsspec says of it, and what changes when the file is replaced."""
     return [int(info["size"] or 0), str(info.get("ETag") or info.get("LastModified") or info.get("mtime") or "")]
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line, short, and without what the environment keeps secret."""
-    text = printable(" ".join(str(error).split())) or type(error).__name__
+    """Return one short line without the secrets of the environment."""
+    text = reason(error)
     for name in SECRETS:
         if len(secret := os.environ.get(name, "")) >= SHORTEST:
             text = text.replace(secret, "***")
     return redacted(text)[:200]
-
-
-def refuse_too_much(folder: Path, there: dict[str, list[Any]], kept: set[str], most_gb: float) -> None:
-    whole = sum(size for size, _ in there.values())
-    if whole > most_gb * GB:
-        raise ValueError(
-            f"the shards are {whole / GB:.3g} GB, more than data.cache_gb={most_gb:g}: raise it, or mount them as a "
-            "folder"
-        )
-    wanted, free = whole - sum(there[name][0] for name in kept), shutil.disk_usage(folder).free
-    if wanted > free:
-        raise ValueError(f"{folder} has {free / GB:.3g} GB free of the {wanted / GB:.3g} needed: set DICEDIST_DATA")

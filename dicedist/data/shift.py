@@ -10,8 +10,9 @@ import torch
 
 from dicedist.cluster.heartbeat import advance
 from dicedist.data.corruptions import BLOCK, CORRUPTIONS, EXTRA, SEVERITIES, corrupt
+from dicedist.data.images import shrink_and_crop
 from dicedist.data.prepared import NewArray, home, prepare
-from dicedist.data.sets.folder import decode_file, scan
+from dicedist.data.sets.folder import decode_sound, scan
 from dicedist.data.sources import Source, Split, part, some_of_each
 
 VERSION = 1  # increase it when an operator changes: corrupted images are kept
@@ -115,16 +116,13 @@ def read_official(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 def labelled(folder: Path, source: Source) -> Split:
     """Images in a folder for each class, named as the run's classes are; a class may be absent."""
     try:
-        listing = scan(folder)
+        class_names, found = scan(folder)
     except ValueError as error:
         raise ValueError(f"shift={folder}: images need labels, so write a folder with a folder per class") from error
-    if unknown := sorted(set(listing.class_names) - set(source.class_names)):
+    if unknown := sorted(set(class_names) - set(source.class_names)):
         raise ValueError(
             f"shift={folder}: {unknown[0]} is no class of the run ({', '.join(source.class_names[:5])}, ...)"
         )
-    decoded = [decode_file(file, source.size) for file in listing.files]
-    kept = [place for place, image in enumerate(decoded) if not isinstance(image, str)]
-    if not kept:
-        raise ValueError(f"shift={folder}: none of its images can be decoded")
-    labels = [source.class_names.index(listing.class_names[listing.labels[place]]) for place in kept]
-    return Split(torch.from_numpy(np.stack([decoded[place] for place in kept])), torch.tensor(labels))
+    images_NHWC, kept = decode_sound(folder, [folder / path for path, _ in found], source.size, shrink_and_crop)
+    labels = [source.class_names.index(class_names[found[place][1]]) for place in kept]
+    return Split(torch.from_numpy(images_NHWC), torch.tensor(labels))

@@ -4,6 +4,7 @@ Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C 
 """
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,17 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
+from dicedist.console.lines import plural, printable
 from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
 from dicedist.data.sets.own import Items
 from dicedist.data.sets.vectors import SETS as VECTOR_SETS
 
-VECTORS = "vectors"
+log = logging.getLogger(__name__)
+
+IMAGES, VECTORS = "images", "vectors"
+LISTED = 20  # corrupt files named in the log
 MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
 
 
@@ -60,7 +65,7 @@ class Source:
     val: Split  # empty with data.split=full
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
-    kind: str = "images"  # or vectors
+    kind: str = IMAGES  # or vectors
 
     @property
     def num_classes(self) -> int:
@@ -69,7 +74,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, as a network sees it."""
-        return (len(self.mean),) if self.kind == "vectors" else (3, self.size, self.size)
+        return (len(self.mean),) if self.kind == VECTORS else (3, self.size, self.size)
 
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:
@@ -89,29 +94,46 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         val=part(whole, val_rows),
         test=whole_split(prepared, "test", None if labels_only else config),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
-        kind=VECTORS if holds_vectors(prepared) else "images",
+        kind=VECTORS if holds_vectors(prepared) else IMAGES,
     )
 
 
 def prepare(config: DataConfig) -> Prepared:
-    root = Path(config.root).expanduser() if config.root else home()
     if config.name not in SETS:
         raise ValueError(f"data.name={config.name}: write one of {', '.join(SETS)}")
-    return SETS[config.name](config, root)
+    prepared = SETS[config.name](config, Path(config.root).expanduser() if config.root else home())
+    answer_for_corrupt(prepared, config.on_corrupt)
+    return prepared
 
 
-def kind_of(prepared: Prepared) -> str:
-    return prepared.about.get("kind", "images")
+def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
+    """Log images that cannot be decoded; ValueError if they may not be skipped or if a class has no others."""
+    listed, class_names = prepared.about.get("corrupt", {}), prepared.about["class_names"]
+    corrupt = [(file, why) for entries in listed.values() for _, file, why in entries]
+    if corrupt and on_corrupt == "refuse":
+        first = "; ".join(f"{file}: {why}" for file, why in corrupt[:3])
+        more = f"; and {len(corrupt) - 3} more" if len(corrupt) > 3 else ""
+        number = plural(len(corrupt), "image")
+        raise ValueError(f"{number} cannot be decoded ({first}{more}): remove them, or write data.on_corrupt=skip")
+    for file, why in corrupt[:LISTED]:
+        log.warning("left out %s: %s", printable(file), why)
+    if len(corrupt) > LISTED:
+        log.warning("left out %s more that cannot be decoded", plural(len(corrupt) - LISTED, "image"))
+    for split, entries in listed.items():
+        labels = np.delete(prepared.array(f"{split}_labels"), [row for row, *_ in entries])
+        counts = np.bincount(labels, minlength=len(class_names))
+        if not counts.all():
+            raise ValueError(f"{split}/{class_names[int(counts.argmin())]}: none of its images can be decoded")
 
 
 def vector_width(config: DataConfig) -> int | None:
-    """The values of an input if inputs are vectors; None for images. Sets of images alone are not prepared for it."""
+    """Return the values of an input if inputs are vectors; None for images, which are not prepared for it."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
     return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
 
 
 def holds_vectors(prepared: Prepared) -> bool:
-    return VECTORS in (kind_of(prepared), prepared.about.get("inputs"))
+    return VECTORS in (prepared.about.get("kind"), prepared.about.get("inputs"))
 
 
 def whole_split(prepared: Prepared, name: str, config: DataConfig | None) -> Split:
@@ -129,7 +151,7 @@ def whole_split(prepared: Prepared, name: str, config: DataConfig | None) -> Spl
 
 
 def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Encoded | Items:
-    kind = kind_of(prepared)
+    kind = prepared.about.get("kind", IMAGES)
     if kind in OPENED:
         return OPENED[kind](prepared, name, config)
     return torch.from_numpy(prepared.array(f"{name}_{kind}"))

@@ -47,10 +47,6 @@ class Validation:
         job, control = self.job, self.world.control
         splits = {names.VALIDATION: job.source.val, names.TRAINING_IMAGES: self.watched}
         splits = {name: split for name, split in splits.items() if len(split)}
-            name: split
-            for name, split in ((names.VALIDATION, job.source.val), (names.TRAINING_IMAGES, self.watched))
-            if len(split)
-        }
         rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # whose features w reads
         held_out_columns = (LOGITS, *KEPT) if job.method.estimator else (LOGITS,)
         columns = {names.VALIDATION: held_out_columns, names.TRAINING_IMAGES: (LOGITS,)}

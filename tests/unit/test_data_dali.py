@@ -31,26 +31,24 @@ class Unopened(dali.Pipeline):
 def built(monkeypatch, data_config):
     monkeypatch.setattr(dali, "Pipeline", Unopened)
 
-    def make(kind, device, augment="basic"):
-        config = data_config("shapes", augment=augment, train_limit=16)
+    def make(kind, device):
+        config = data_config("shapes", train_limit=16)
         return kind(config, sources.load(config), 4, torch.device(device)).pipe
 
     return make
 
 
-@pytest.mark.parametrize("augment", ["basic", "cutout"])
-def test_the_graph_of_a_gpu_is_that_of_the_cpu(built, augment):
-    gpu, cpu = built(dali.DaliPipeline, "cuda:3", augment), built(dali.DaliPipeline, "cpu", augment)
+def test_the_graph_of_a_gpu_is_that_of_the_cpu(built):
+    gpu, cpu = built(dali.DaliPipeline, "cuda:3"), built(dali.DaliPipeline, "cpu")
     assert gpu.asked_for == 3 and cpu.asked_for is None
     names = [set(OPERATOR.findall(pipe.serialised)) for pipe in (gpu, cpu)]
     assert names[0] == names[1] and any(b"CropMirrorNormalize" in name for name in names[0])
     assert GPU in gpu.serialised and GPU not in cpu.serialised and MIXED not in gpu.serialised
 
 
-@pytest.mark.parametrize("augment", ["basic", "cutout"])
-def test_boxes_of_images_are_decoded_and_resized_on_the_gpu(built, augment):
+def test_boxes_of_images_are_decoded_and_resized_on_the_gpu(built):
     """On a CPU only decoded: torch does the rest there."""
-    gpu, cpu = built(dali.DaliDecoder, "cuda:3", augment), built(dali.DaliBoxes, "cpu", augment)
+    gpu, cpu = built(dali.DaliDecoder, "cuda:3"), built(dali.DaliBoxes, "cpu")
     assert gpu.asked_for == 3 and cpu.asked_for is None
     assert GPU in gpu.serialised and MIXED in gpu.serialised and b"CropMirrorNormalize" in gpu.serialised
     assert GPU not in cpu.serialised and MIXED not in cpu.serialised and b"Resize" not in cpu.serialised
@@ -66,11 +64,11 @@ def test_a_folder_is_decoded_on_the_gpu_of_the_rank(monkeypatch):
 
 def test_a_graph_that_a_gpu_cannot_run_is_refused(built, monkeypatch):
     """An operator's input on the GPU for which it wants the host: DALI says so when the graph is serialised."""
-    finished = dali.DaliPipeline.finished
+    normalized = dali.DaliPipeline.normalized
 
-    def flips_on_the_gpu(self, images, flips, cutout, **crop):
-        return finished(self, images, flips.gpu(), cutout, **crop)
+    def flips_on_the_gpu(self, images, flips, **crop):
+        return normalized(self, images, flips.gpu(), **crop)
 
-    monkeypatch.setattr(dali.DaliPipeline, "finished", flips_on_the_gpu)
+    monkeypatch.setattr(dali.DaliPipeline, "normalized", flips_on_the_gpu)
     with pytest.raises((RuntimeError, TypeError, ValueError), match="(?i)gpu"):
         built(dali.DaliPipeline, "cuda:0")

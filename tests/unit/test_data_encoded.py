@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from dicedist.data import __main__ as command
-from dicedist.data.encoded import examine, pixel_boxes
-from dicedist.data.order import resized_crops
+from dicedist.data.augmentation import boxes
+from dicedist.data.encoded import Files, examined
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import load
 from tests.support.photographs import CLASSES, photograph
@@ -61,12 +61,11 @@ def batches(source, config, start=0, **more):
 
 
 def test_boxes_lie_inside_and_are_the_share_that_was_drawn():
-    sizes = np.array([[200, 100], [50, 80], [1, 1]], np.int32)
-    middle = pixel_boxes(sizes, None)
-    assert middle.tolist() == [[50, 0, 100, 100], [0, 15, 50, 50], [0, 0, 1, 1]]
-    every = torch.rand(2000, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    sizes = torch.tensor([[200.0, 100], [50, 80], [1, 1]], dtype=torch.float64)
+    assert boxes(sizes, None).tolist() == [[50, 0, 100, 100], [0, 15, 50, 50], [0, 0, 1, 1]]
+    every = torch.rand(2000, 4, generator=torch.Generator().manual_seed(0)).double()
     every[:, 1] = np.log(4 / 3) * (2 * every[:, 1] - 1)
-    left, top, width, height = pixel_boxes(np.tile(sizes[:1], (2000, 1)), every).T
+    left, top, width, height = boxes(sizes[:1].expand(2000, 2), every).unbind(1)
     assert (left >= 0).all() and (top >= 0).all() and (left + width <= 200).all() and (top + height <= 100).all()
     inside = (width < 200) & (height < 100) & (width > 20) & (height > 20)
     assert np.allclose((width * height / 20_000)[inside], every[inside, 0], rtol=0.06)
@@ -78,10 +77,12 @@ def test_views_are_the_drawn_crops(config, kind):
     settings = config(kind, pipeline="torch", augment="cutout", cutout_size=8)
     source = load(settings)
     assert source.class_names == list(CLASSES) and (len(source.train), len(source.test)) == (36, 12)
-    batch, drawn = batches(source, settings)[0], resized_crops(0, 1, 0, 8, settings)
-    images, rows = source.train.inputs_R, source.train.rows_of(batch.indices_B)
+    loader = Loader(source.train, settings, source, 8, 0, CPU, [0])
+    batch, raw = next(loader.epoch(1)), next(loader.raw_batches(loader.planned(1)))
+    images, rows, drawn = raw
+    assert rows.equal(source.train.rows_of(batch.indices_B)) and drawn.crops_B4 is not None
     for view, row, box, flip, (y, x) in zip(
-        batch.images[0], rows.tolist(), images.boxes(rows, drawn.crops_B4).tolist(), drawn.flips_B, drawn.cutout_B2,
+        batch.images[0], rows.tolist(), raw.boxes_B4.tolist(), drawn.flips_B, drawn.cutout_B2,
         strict=True,
     ):  # fmt: skip
         left, top, width, height = box
@@ -251,8 +252,7 @@ def test_damaged_files_are_named_or_counted(folder, config, tmp_path, caplog):
     last.write_bytes(b"short")
     with pytest.raises(ValueError, match=r"oak/2.jpg had [\d,]+ bytes at the start, and now has 5"):
         batches(source, config("files", root=str(root), pipeline="torch"))
-    with pytest.raises(ValueError, match="cannot identify"):
-        examine(b"no image")
+    assert examined(Files(str, lambda row: b"no image"), 0) == "cannot identify image file"
 
 
 def test_a_list_names_paths_labels_and_splits(folder, config, tmp_path):

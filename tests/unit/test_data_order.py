@@ -1,60 +1,32 @@
-"""Order and augmentation are functions of (seed, epoch, step): checked as such, and as random draws."""
+"""The order is a function of (seed, epoch), and every input is seen once."""
 
 import torch
 
-from dicedist.data.order import augmentation, balanced_order, batch_indices, checksum, epoch_order, num_batches
+from dicedist.data.order import balanced_order, checksum, epoch_order, num_batches
+from dicedist.data.pipeline import Loader
+from dicedist.data.sources import Source, Split
 
 N, B = 1003, 128
 
 
-def test_each_input_once_an_epoch():
-    batches = [batch_indices(0, 5, step, N, B) for step in range(num_batches(N, B))]
-    assert [len(batch) for batch in batches] == [128] * 7 + [107]
+def test_each_input_once_an_epoch(data_config):
+    labels = Split(None, torch.zeros(N, dtype=torch.int64))
+    source = Source("shapes", ["one"], (0, 0, 0), (1, 1, 1), 32, labels, labels, labels, "digest")
+    loader = Loader(labels, data_config("shapes"), source, B, 0, torch.device("cpu"), members=[])
+    batches = [batch.indices_B for batch in loader.epoch(5)]
+    assert [len(batch) for batch in batches] == [128] * 7 + [107] and torch.cat(batches).equal(epoch_order(0, 5, N))
     assert torch.cat(batches).sort().values.equal(torch.arange(N))
     assert num_batches(1024, B) == 8
 
 
 def test_order_differs_by_epoch_and_seed_only():
-    assert epoch_order(0, 1, N).equal(epoch_order.__wrapped__(0, 1, N))
+    assert epoch_order(0, 1, N).equal(epoch_order(0, 1, N))
     assert not epoch_order(0, 1, N).equal(epoch_order(0, 2, N))
     assert not epoch_order(0, 1, N).equal(epoch_order(1, 1, N))
 
 
-def test_augmentation_is_uniform(data_config):
-    drawn = augmentation(0, 0, 0, 90_000, data_config("cifar100", augment="cutout"))
-    for axis in range(2):
-        counts = (drawn.starts_B2[:, axis] + 4).bincount(minlength=9)
-        assert len(counts) == 9 and (counts - 10_000).abs().max() < 500
-        assert len(drawn.cutout_B2[:, axis].unique()) == 32
-    assert abs(drawn.flips_B.float().mean() - 0.5) < 0.01
-    pairs = torch.stack([drawn.starts_B2[:, 0], drawn.starts_B2[:, 1], drawn.flips_B.int()]).float()
-    assert (torch.corrcoef(pairs) - torch.eye(3)).abs().max() < 0.02
-
-
-def test_augmentation_has_its_keys(data_config):
-    config = data_config("cifar100")
-    shared = augmentation(0, 1, 2, B, config).starts_B2
-    others = [
-        augmentation(1, 1, 2, B, config),
-        augmentation(0, 2, 2, B, config),
-        augmentation(0, 1, 3, B, config),
-        augmentation(0, 1, 2, B, config, member=0),
-        augmentation(0, 1, 2, B, config, member=1),
-    ]
-    starts = [shared, *(other.starts_B2 for other in others)]
-    assert shared.equal(augmentation(0, 1, 2, B, config).starts_B2)
-    assert not any(starts[i].equal(starts[j]) for i in range(6) for j in range(i))
-
-
-def test_crops_reach_as_far_as_the_image_is_large(data_config):
-    large = augmentation(0, 0, 0, 10_000, data_config("folder", size=96))
-    assert large.starts_B2.min() == -12 and large.starts_B2.max() == 12
-    still = augmentation(0, 0, 0, 10, data_config("cifar100", augment="none"))
-    assert not still.starts_B2.any() and not still.flips_B.any() and still.cutout_B2 is None
-
-
 def test_checksum_notices_everything():
-    indices = batch_indices(0, 0, 0, N, B)
+    indices = epoch_order(0, 0, N)[:B]
     swapped = indices.clone()
     swapped[[3, 90]] = swapped[[90, 3]]
     changed = indices.clone()

@@ -11,7 +11,9 @@ from PIL import Image
 from torchvision.transforms import functional as reference
 
 from dicedist import data
-from dicedist.data.order import augmentation, num_batches
+from dicedist.data import pipeline
+from dicedist.data.augmentation import draw
+from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader, RawBatch, TorchPipeline, evaluation_batches, pipeline_for
 from dicedist.data.sources import Split, load
 
@@ -49,7 +51,7 @@ def by_torchvision(image_HWC, start, flip, source):
 def test_views_are_torchvisions(cifar, data_config, backend):
     config = data_config("cifar100")
     batch = next(iter(loader(cifar, config, backend).epoch(4)))
-    drawn = augmentation(0, 4, 0, 128, config)
+    drawn = draw(config, 128, 0, 4, 0)
     images = cifar.train.take(batch.indices_B)
     expected = [by_torchvision(*one, cifar) for one in zip(images, drawn.starts_B2, drawn.flips_B, strict=True)]
     (views,) = batch.images
@@ -63,7 +65,7 @@ def test_every_crop_and_flip(cifar, data_config, backend):
     """All 9 x 9 x 2 augmentations, corners included."""
     config = data_config("cifar100", pipeline=backend)
     every = torch.tensor(list(itertools.product(range(-4, 5), range(-4, 5), (0, 1))), dtype=torch.int32)
-    drawn = augmentation(0, 0, 0, len(every), config)._replace(starts_B2=every[:, :2], flips_B=every[:, 2].bool())
+    drawn = draw(config, len(every), 0, 0, 0)._replace(starts_B2=every[:, :2], flips_B=every[:, 2].bool())
     images = cifar.train.take(torch.arange(len(every)))
     (views,) = pipeline_for(config, cifar, len(every), CPU).stream([RawBatch(images, drawn)])
     expected = [by_torchvision(*one, cifar) for one in zip(images, drawn.starts_B2, drawn.flips_B, strict=True)]
@@ -74,9 +76,9 @@ def test_every_crop_and_flip(cifar, data_config, backend):
 def test_cutout_blanks_a_square(cifar, data_config, backend):
     config = data_config("cifar100", augment="cutout", cutout_size=9)
     batch = next(iter(loader(cifar, config, backend).epoch(0)))
-    drawn = augmentation(0, 0, 0, 128, config)
+    drawn = draw(config, 128, 0, 0, 0)
     uncut = TorchPipeline(config, cifar, CPU)
-    expected = uncut.view(RawBatch(cifar.train.take(batch.indices_B), drawn._replace(cutout_B2=None)))
+    expected = uncut.view(RawBatch(cifar.train.take(batch.indices_B), drawn))
     for image, (y, x) in zip(expected, drawn.cutout_B2.tolist(), strict=True):
         image[:, max(y - 4, 0) : y + 5, max(x - 4, 0) : x + 5] = 0
     assert torch.allclose(batch.images[0], expected, rtol=0, atol=1e-6)
@@ -146,6 +148,16 @@ def test_threads_make_no_difference(cifar, data_config, backend):
         list(loader(cifar, data_config("cifar100", num_threads=threads), backend).epoch(0)) for threads in (1, 2)
     )
     assert all(a.images[0].equal(b.images[0]) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_order_and_draws_are_computed_once(cifar, data_config, backend, monkeypatch):
+    calls = []
+    for name in ("epoch_order", "draw"):
+        real = getattr(pipeline, name)
+        monkeypatch.setattr(pipeline, name, lambda *a, n=name, f=real, **k: calls.append(n) or f(*a, **k))
+    list(loader(cifar, data_config("cifar100"), backend).epoch(0))
+    assert calls == ["epoch_order", *["draw"] * 8]
 
 
 def test_evaluation_sees_the_images_as_they_are(cifar):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import NewArray, Prepared, one_process, prepare, refuse_unwritable
+from dicedist.data.reading import SPLITS
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
@@ -30,17 +30,13 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
 
     def build(new_array: NewArray) -> dict[str, Any]:
         refuse_damaged(root, kind)
-        for split in ("train", "test"):
+        for split in SPLITS:
             dataset = kind(root, train=split == "train")
             new_array(f"{split}_images", dataset.data.shape, np.uint8)[:] = dataset.data
             new_array(f"{split}_labels", (len(dataset),), np.int64)[:] = dataset.targets
         return {"class_names": dataset.classes, "mean": MEAN[name], "std": STD[name]}
 
     return prepare(name, root, files, build)
-
-
-def prepare_published(config: DataConfig, root: Path) -> Prepared:
-    return prepare_cifar(config.name, root, config.download)
 
 
 def torchvisions(name: str) -> type["CIFAR10"]:
@@ -98,4 +94,4 @@ def patience(seconds: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-SETS = {"cifar10": prepare_published, "cifar100": prepare_published}
+SETS = dict.fromkeys(FOLDERS, lambda config, root: prepare_cifar(config.name, root, config.download))

@@ -1,87 +1,147 @@
-"""A user's own images in root/train/<class>/ and root/test/<class>/: found, decoded once, resized to one size."""
+"""A user's own images in root/train/<class>/ and root/test/<class>/, or in a list of path, label and split.
+
+data=folder decodes them once and keeps them at one size; data=files only lists them, and decodes them on the fly.
+"""
 
 import logging
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import plural, printable
-from dicedist.console.progress import Progress
 from dicedist.data import uses_dali
-from dicedist.data.images import as_rgb, refuse_outsized, shrink_and_crop
+from dicedist.data.encoded import Encoded, Files, index, open_listed
+from dicedist.data.images import Fit, decode_file, moments
 from dicedist.data.prepared import NewArray, Prepared, prepare
+from dicedist.data.reading import SPLITS, shown
+from dicedist.data.sets.vectors import columns_of
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
 DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
-LISTED = 20  # corrupt files named in the log
-
-Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
-
-
-class Listing(NamedTuple):
-    class_names: list[str]
-    files: list[Path]
-    labels: list[int]
-
-
-class Corrupt(NamedTuple):
-    row: int
-    file: str
-    reason: str
+LISTS = (".csv", ".parquet")
+Found = list[tuple[Path, int]]  # path in the folder, label
 
 
 def prepare_folder(config: DataConfig, root: Path) -> Prepared:
-    listings = {split: scan(root / split) for split in ("train", "test")}
-    require_same_classes(root, listings["train"].class_names, listings["test"].class_names)
+    class_names, files = from_folder(root)
     decoder = "dali" if uses_dali(config) else "pil"  # their pixels differ by a few levels of 255
 
     def build(new_array: NewArray) -> dict[str, Any]:
-        about: dict[str, Any] = {"class_names": listings["train"].class_names, "corrupt": {}}
-        for split, (_, files, labels) in listings.items():
-            images_NHWC = new_array(f"{split}_images", (len(files), config.size, config.size, 3), np.uint8)
-            new_array(f"{split}_labels", (len(files),), np.int64)[:] = labels
-            reasons = decode(files, images_NHWC, decoder, config.num_threads)
-            about["corrupt"][split] = [(row, str(files[row].relative_to(root)), why) for row, why in reasons.items()]
+        about: dict[str, Any] = {"class_names": class_names, "corrupt": {}}
+        for split, found in files.items():
+            images_NHWC = new_array(f"{split}_images", (len(found), config.size, config.size, 3), np.uint8)
+            new_array(f"{split}_labels", (len(found),), np.int64)[:] = [label for _, label in found]
+            reasons = decode([root / path for path, _ in found], images_NHWC, decoder, config.num_threads)
+            about["corrupt"][split] = [(row, str(found[row][0]), why) for row, why in reasons.items()]
             if split == "train":
-                good = np.delete(np.arange(len(files)), list(reasons))
-                about["mean"], about["std"] = moments(good, images_NHWC)
+                good = np.delete(np.arange(len(found)), list(reasons))
+                about["mean"], about["std"] = moments(
+                    images_NHWC[good[start : start + 1024]] for start in range(0, len(good), 1024)
+                )
         return about
 
-    files = [*listings["train"].files, *listings["test"].files]
-    prepared = prepare("folder", root, files, build, config.size, decoder)
-    answer_for_corrupt(prepared, config.on_corrupt)
-    return prepared
+    every = [root / path for found in files.values() for path, _ in found]
+    return prepare("folder", root, every, build, config.size, decoder)
 
 
-def scan(folder: Path) -> Listing:
+def prepare_files(config: DataConfig, root: Path) -> Prepared:
+    class_names, found = from_list(root, config) if root.is_file() else from_folder(root)
+    folder = root if root.is_dir() else root.parent
+
+    def build(new_array: NewArray) -> dict[str, Any]:
+        listings = {}
+        for split, images in found.items():
+            paths, labels = zip(*images, strict=True)
+            paths_R = put_texts(new_array, f"{split}_paths", paths)
+            num_bytes = [(folder / path).stat().st_size for path in paths]
+            listings[split] = labels, num_bytes, files_in(folder, paths_R)
+        return {**index(listings, class_names, config, new_array), "kind": "files", "folder": str(folder)}
+
+    every = [folder / path for images in found.values() for path, _ in images]
+    return prepare("files", folder, every, build, root.name, config.size, config.label_column)
+
+
+def files_in(folder: Path, paths_R: Any) -> Files:
+    return Files(lambda row: paths_R[row].decode(), lambda row: (folder / paths_R[row].decode()).read_bytes())
+
+
+def put_texts(new_array: NewArray, name: str, texts: Sequence[object]) -> Any:
+    encoded = [str(text).encode() for text in texts]
+    array = new_array(name, (len(encoded),), np.dtype(f"S{max(map(len, encoded))}"))
+    array[:] = encoded
+    return array
+
+
+def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
+    folder = Path(prepared.about["folder"])
+    return open_listed(prepared, split, config, folder, files_in(folder, prepared.array(f"{split}_paths")))
+
+
+def from_folder(root: Path) -> tuple[list[str], dict[str, Found]]:
+    """Return the names of the classes, and the images of each split."""
+    files, names = {}, {}
+    for split in SPLITS:
+        names[split], found = scan(root / split)
+        files[split] = [(split / path, label) for path, label in found]
+    if lacking := sorted(set(names["train"]) - set(names["test"])):
+        raise ValueError(f"{root / 'test'} lacks the class folders {', '.join(lacking)}, which train has")
+    if unknown := sorted(set(names["test"]) - set(names["train"])):
+        raise ValueError(f"{root / 'test'} has the class folders {', '.join(unknown)}, which train lacks")
+    return names["train"], files
+
+
+def from_list(file: Path, config: DataConfig) -> tuple[list[str], dict[str, Found]]:
+    """Read the columns path (relative to the list's folder), split (train or test) and label, a word or a number."""
+    if file.suffix not in LISTS:
+        raise ValueError(f"data.root={file}: write a folder, or a list {' or '.join(LISTS)} of path, label and split")
+    columns = columns_of(file)
+    if lacking := [name for name in ("path", config.label_column, "split") if name not in columns]:
+        raise ValueError(f"{file} has no column {lacking[0]}: write path, {config.label_column} and split in it")
+    labels = [str(label) for label in columns[config.label_column]]
+    names = sorted(set(labels), key=int if all(map(str.isdigit, labels)) else str)
+    if len(names) < 2:
+        raise ValueError(f"{file} names {len(names)} classes, two are the least")
+    number = {name: place for place, name in enumerate(names)}
+    files: dict[str, Found] = {split: [] for split in SPLITS}
+    for path, label, split in zip(columns["path"], labels, columns["split"], strict=True):
+        if split not in files:
+            raise ValueError(f"{file}: split is {printable(str(split))!r}, write train or test")
+        if not (file.parent / str(path)).is_file():
+            raise ValueError(f"{file} names {printable(str(path))}, which is not in {file.parent}")
+        files[split].append((Path(str(path)), number[label]))
+    for split, found in files.items():
+        if len({label for _, label in found}) < len(names):
+            raise ValueError(f"{file}: {split} has images of {len({y for _, y in found})} of {len(names)} classes")
+    return names, files
+
+
+def scan(folder: Path) -> tuple[list[str], Found]:
+    """Return the names of the class folders, and the images in them."""
     if not folder.is_dir():
         raise ValueError(f"{folder} does not exist: {LAYOUT}")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise ValueError(f"{folder} holds {len(classes)} class folders, two are the least: {LAYOUT}")
-    files: list[Path] = []
-    labels: list[int] = []
+    files: Found = []
     for label, of_class in enumerate(classes):
         found = find_images(of_class)
         if not found:
             raise ValueError(f"{of_class} holds no images ({', '.join(sorted(SUFFIXES))}): fill or remove it")
-        files += found
-        labels += [label] * len(found)
-    return Listing([path.name for path in classes], files, labels)
+        files += [(path.relative_to(folder), label) for path in found]
+    return [path.name for path in classes], files
 
 
 def find_images(folder: Path) -> list[Path]:
-    """All images in the folder and its subfolders except hidden files, always in the same order."""
+    """Return all images in the folder and its subfolders except hidden files, always in the same order."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -89,103 +149,45 @@ def find_images(folder: Path) -> list[Path]:
     )
 
 
-def require_same_classes(root: Path, train: list[str], test: list[str]) -> None:
-    if lacking := sorted(set(train) - set(test)):
-        raise ValueError(f"{root / 'test'} lacks the class folders {', '.join(lacking)}, which train has")
-    if unknown := sorted(set(test) - set(train)):
-        raise ValueError(f"{root / 'test'} has the class folders {', '.join(unknown)}, which train lacks")
-
-
 def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, num_threads: int) -> dict[int, str]:
-    """Fills the images. Returns row -> reason for those that cannot be decoded, which stay black.
+    """Fill the images. Return row -> reason for those that cannot be decoded, which stay black.
 
     A batch that DALI refuses goes to PIL, which knows more formats and says which file is wrong and why.
     """
     size = images_NHWC.shape[1]
-    starts = range(0, len(files), DECODED_AT_ONCE)
-    batches = [files[start : start + DECODED_AT_ONCE] for start in starts]
+    batches = [files[start : start + DECODED_AT_ONCE] for start in range(0, len(files), DECODED_AT_ONCE)]
     by_dali: Iterable[NDArray[np.uint8] | None] = [None] * len(batches)
     if decoder == "dali":
         from dicedist.data import dali
 
         by_dali = dali.decode(batches, size, num_threads)
     reasons: dict[int, str] = {}
-    progress = Progress(len(files), "decoded images", stream=sys.stderr)
     with ThreadPoolExecutor(num_threads) as threads:
-        for start, batch, images in zip(starts, batches, by_dali, strict=True):
-            decoded = threads.map(lambda file: decode_file(file, size), batch) if images is None else images
-            for row, image in enumerate(decoded, start):
-                if isinstance(image, str):
-                    reasons[row] = image
-                images_NHWC[row] = 0 if isinstance(image, str) else image
-            progress.show(start + len(batch))
-    progress.clear()
+        every = (
+            image
+            for batch, images in zip(batches, by_dali, strict=True)
+            for image in (threads.map(lambda file: decode_file(file, size), batch) if images is None else images)
+        )
+        for row, image in enumerate(shown(every, len(files), "decoded images")):
+            if isinstance(image, str):
+                reasons[row] = image
+            images_NHWC[row] = 0 if isinstance(image, str) else image
     return reasons
 
 
-def decode_file(path: Path, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
-    """The image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
-    try:
-        with open_image(path) as image:
-            return np.asarray(fit(as_rgb(image), size))
-    except Exception as error:  # a damaged file makes PIL raise anything, from SyntaxError to struct.error
-        return printable(" ".join(str(error).replace(f" '{path}'", "").split())) or type(error).__name__
+def decode_sound(origin: Path, files: Sequence[Path], size: int, fit: Fit) -> tuple[NDArray[np.uint8], list[int]]:
+    """Return the images of those files that can be decoded, and the places of these files."""
+    images = {}
+    for place, file in enumerate(files):
+        if not isinstance(image := decode_file(file, size, fit), str):
+            images[place] = image
+        advance()
+    if not images:
+        raise ValueError(f"{origin} holds no images that can be decoded")
+    if damaged := len(files) - len(images):
+        log.warning("%s: left out %s that cannot be decoded", origin, plural(damaged, "image"))
+    return np.stack(list(images.values())), list(images)
 
 
-def open_image(path: Path) -> Image.Image:
-    """Only the head is read: what is no plain file or would take gigabytes is refused before it is decoded."""
-    if not path.is_file():
-        raise ValueError("there is no such file" if not path.exists() else "not a plain file")
-    image = Image.open(path)
-    try:
-        refuse_outsized(image)
-    except ValueError:
-        image.close()
-        raise
-    return image
-
-
-def is_unfit(path: Path) -> bool:
-    """Whether DALI must not see the file: it would decode whatever the head promises."""
-    try:
-        open_image(path).close()
-    except Exception:
-        return True
-    return False
-
-
-def moments(rows: NDArray[np.int64], images_NHWC: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per colour, for images scaled to 0..1."""
-    values = np.arange(256) / 255
-    counts = np.zeros((3, 256))
-    for start in range(0, len(rows), 1024):
-        block = images_NHWC[rows[start : start + 1024]]
-        counts += [np.bincount(block[..., colour].ravel(), minlength=256) for colour in range(3)]
-    shares = counts / counts.sum(1, keepdims=True)
-    mean = shares @ values
-    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
-    return mean.tolist(), np.maximum(std, 1 / 255).tolist()  # std is zero if all pixels have one colour
-
-
-def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
-    """Logs images that cannot be decoded; ValueError if they may not be skipped or if a class has no others."""
-    about = prepared.about
-    corrupt = [Corrupt(*entry) for entries in about["corrupt"].values() for entry in entries]
-    if corrupt and on_corrupt == "refuse":
-        first = "; ".join(f"{bad.file}: {bad.reason}" for bad in corrupt[:3])
-        more = f"; and {len(corrupt) - 3} more" if len(corrupt) > 3 else ""
-        number = plural(len(corrupt), "image")
-        raise ValueError(f"{number} cannot be decoded ({first}{more}): remove them, or write data.on_corrupt=skip")
-    for bad in corrupt[:LISTED]:
-        log.warning("left out %s: %s", printable(bad.file), bad.reason)
-    if len(corrupt) > LISTED:
-        log.warning("left out %s more that cannot be decoded", plural(len(corrupt) - LISTED, "image"))
-    for split, entries in about["corrupt"].items():
-        labels = np.delete(prepared.array(f"{split}_labels"), [entry[0] for entry in entries])
-        counts = np.bincount(labels, minlength=len(about["class_names"]))
-        if not counts.all():
-            empty = about["class_names"][int(counts.argmin())]
-            raise ValueError(f"{split}/{empty}: none of its images can be decoded")
-
-
-SETS = {"folder": prepare_folder}
+SETS = {"folder": prepare_folder, "files": prepare_files}
+OPENED = {"files": open_files}

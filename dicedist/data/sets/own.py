@@ -12,7 +12,6 @@ The order, the crops and the flips are dicedist's own, so its items must not be 
 
 import functools
 import hashlib
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -24,17 +23,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable
-from dicedist.console.progress import Progress
-from dicedist.data.images import as_rgb, shrink_and_crop
+from dicedist.data import images
 from dicedist.data.prepared import Prepared
-from dicedist.data.sets.folder import moments as moments_of_images
-from dicedist.data.sets.vectors import SPLITS
-from dicedist.data.sets.vectors import moments as moments_of_vectors
+from dicedist.data.reading import MEASURED, SPLITS, reason, shown
+from dicedist.data.sets import vectors
 
-MEASURED = 2000  # items that mean, deviation and digest are taken from
 WANTED = "a PIL image, uint8 [H, W, 3] or a vector of floats, and its class, a whole number from 0"
 
 
@@ -54,11 +49,11 @@ class Items:
         return np.stack(inputs)
 
     def item(self, row: int) -> tuple[NDArray[Any], int]:
-        """uint8 [S, S, 3] or float32 [V], and the label."""
+        """Return uint8 [S, S, 3] or float32 [V], and the label."""
         try:
             found = self.dataset[row]
         except Exception as error:  # the user's code raises anything
-            raise ValueError(f"{self.name}[{row}] raises {told(error)}") from error
+            raise ValueError(f"{self.name}[{row}] raises {type(error).__name__}: {reason(error)}") from error
         if not isinstance(found, tuple | list) or len(found) != 2:
             kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
             raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {WANTED}")
@@ -69,19 +64,15 @@ class Items:
 
     def taken(self, value: Any, row: int) -> NDArray[Any]:
         if isinstance(value, Image.Image):
-            return np.array(shrink_and_crop(as_rgb(value), self.size))
+            return np.array(images.shrink_and_crop(images.as_rgb(value), self.size))
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
         if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
-            return np.array(shrink_and_crop(Image.fromarray(array), self.size))
+            return np.array(images.shrink_and_crop(Image.fromarray(array), self.size))
         if array.dtype.kind == "f" and array.ndim == 1 and array.size:
             if not np.isfinite(array).all():
                 raise ValueError(f"{self.name}[{row}] holds a value that is no finite number")
             return array.astype(np.float32)
         raise ValueError(f"{self.name}[{row}] is {array.dtype} {list(array.shape)}: return {WANTED}")
-
-
-def told(error: Exception) -> str:
-    return f"{type(error).__name__}: {printable(' '.join(str(error).split()))}"
 
 
 def is_whole(label: Any) -> bool:
@@ -99,14 +90,14 @@ def prepare_own(config: DataConfig, root: Path) -> Prepared:
         if label != labels["train"][row]:
             raise ValueError(f"{train.name}[{row}] has the class {label}, and its labels say {labels['train'][row]}")
     values = train.stacked([value for value, _ in sampled.values()])
-    vectors = values.ndim == 2
-    mean, std = moments_of_vectors(values) if vectors else moments_of_images(np.arange(len(values)), values)
+    is_vectors = values.ndim == 2
+    mean, std = vectors.moments(values) if is_vectors else images.moments([values])
     digest = hashlib.blake2b(values.tobytes(), digest_size=16)
     for split in SPLITS:
         digest.update(labels[split].tobytes())
     largest = max(int(found.max()) for found in labels.values())
     names = list(getattr(train.dataset, "class_names", None) or map(str, range(largest + 1)))
-    about = {"kind": "own", "inputs": "vectors" if vectors else "images", "class_names": names}
+    about = {"kind": "own", "inputs": "vectors" if is_vectors else "images", "class_names": names}
     about |= {"mean": mean, "std": std, "digest": digest.hexdigest()}
     return Prepared(about, None, {f"{split}_labels": found for split, found in labels.items()})
 
@@ -125,7 +116,8 @@ def made(target: str, split: str, root: str | None, size: int) -> Items:
     try:
         dataset = getattr(import_module(module), attribute)(split, root)
     except Exception as error:  # the user's code raises anything
-        raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {told(error)}") from error
+        what = f"{type(error).__name__}: {reason(error)}"
+        raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {what}") from error
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
         raise ValueError(f"data._target_={target}: its {split} set has no items; give it __len__ and __getitem__")
     return Items(dataset, f"{target}({split!r})", size)
@@ -141,19 +133,9 @@ def labels_of(items: Items) -> NDArray[np.int64]:
         if labels_N.min() < 0:
             raise ValueError(f"{items.name}.labels hold {labels_N.min()}: classes are counted from 0")
         return labels_N.astype(np.int64)
-    progress = Progress(len(items.dataset), f"labels of {items.name}", stream=sys.stderr)
-    labels = []
-    for row in range(len(items.dataset)):
-        labels.append(items.item(row)[1])
-        advance()
-        progress.show(row + 1)
-    progress.clear()
-    return np.array(labels, np.int64)
-
-
-def open_own(prepared: Prepared, split: str, config: DataConfig) -> Items:
-    return items_of(config, split)
+    rows = shown(range(len(items.dataset)), len(items.dataset), f"labels of {items.name}")
+    return np.array([items.item(row)[1] for row in rows], np.int64)
 
 
 SETS = {"own": prepare_own}
-OPENED = {"own": open_own}
+OPENED = {"own": lambda prepared, split, config: items_of(config, split)}

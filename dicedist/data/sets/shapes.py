@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import NewArray, Prepared, prepare
+from dicedist.data.reading import SPLITS
 
 Array = NDArray[np.floating]  # float32 at run time
 Shape = Callable[[Array, Array], Array]
@@ -61,22 +62,6 @@ def _draw(rng: Generator, labels_N: NDArray[np.int64]) -> NDArray[np.uint8]:
     return np.rint(image_NCHW.clip(0, 1) * 255).astype(np.uint8)
 
 
-def _disc(u: Array, v: Array) -> Array:
-    return _length(u, v) - 1
-
-
-def _ring(u: Array, v: Array) -> Array:
-    return np.abs(_length(u, v) - 0.75) - 0.25
-
-
-def _pie(u: Array, v: Array) -> Array:
-    return np.maximum(_disc(u, v), 0.6 * u - 0.8 * np.abs(v))
-
-
-def _crescent(u: Array, v: Array) -> Array:
-    return np.maximum(_disc(u, v), 0.8 - _length(u - 0.6, v))
-
-
 def _drop(u: Array, v: Array) -> Array:
     """A disc of radius 0.6 and its two tangents through a point 1.2 away, which meet at 60 degrees."""
     u, v = u + 0.3, np.abs(v)
@@ -89,14 +74,6 @@ def _heart(u: Array, v: Array) -> Array:
     along, across = ROOT_1_2 * (u - v), ROOT_1_2 * (u + v)
     square = np.maximum(np.abs(along), np.abs(across))
     return np.minimum(square, _length(along, across - 0.6)) - 0.6
-
-
-def _triangle(u: Array, v: Array) -> Array:
-    return np.maximum(-u, 0.5 * u + ROOT_3_4 * np.abs(v)) - 0.6
-
-
-def _square(u: Array, v: Array) -> Array:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.8
 
 
 def _star(u: Array, v: Array) -> Array:
@@ -114,14 +91,14 @@ def _plus(u: Array, v: Array) -> Array:
 
 
 SHAPES: dict[str, Shape] = {
-    "disc": _disc,
-    "ring": _ring,
-    "pie": _pie,
-    "crescent": _crescent,
+    "disc": lambda u, v: _length(u, v) - 1,
+    "ring": lambda u, v: np.abs(_length(u, v) - 0.75) - 0.25,
+    "pie": lambda u, v: np.maximum(_length(u, v) - 1, 0.6 * u - 0.8 * np.abs(v)),
+    "crescent": lambda u, v: np.maximum(_length(u, v) - 1, 0.8 - _length(u - 0.6, v)),
     "drop": _drop,
     "heart": _heart,
-    "triangle": _triangle,
-    "square": _square,
+    "triangle": lambda u, v: np.maximum(-u, 0.5 * u + ROOT_3_4 * np.abs(v)) - 0.6,
+    "square": lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.8,
     "star": _star,
     "plus": _plus,
 }
@@ -237,7 +214,7 @@ def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
     """The package draws these itself: they depend neither on the config nor on a folder."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
-        for split in ("train", "test"):
+        for split in SPLITS:
             images_NHWC, labels_N = generate(split)
             new_array(f"{split}_images", images_NHWC.shape, np.uint8)[:] = images_NHWC
             new_array(f"{split}_labels", labels_N.shape, np.int64)[:] = labels_N

@@ -5,9 +5,8 @@ Legend: N rows, V values of a row.
 
 import contextlib
 import csv
-import gzip
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +19,22 @@ from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable
 from dicedist.data.prepared import NewArray, Prepared, prepare
+from dicedist.data.reading import SPLITS, reason
 
 SUFFIXES = (".npz", ".safetensors", ".csv", ".parquet")
 LAYOUT = f"write data.root=FILE, or a FOLDER that holds train and test ({', '.join(SUFFIXES)})"
-CARRIED = {  # in scikit-learn's own folder: the file, and its classes in the order of their numbers
-    "digits": ("digits.csv.gz", [str(digit) for digit in range(10)]),
-    "wine": ("wine_data.csv", ["class_0", "class_1", "class_2"]),
-    "breast_cancer": ("breast_cancer.csv", ["malignant", "benign"]),
+CARRIED = {  # in scikit-learn's own folder: the file, its head, and its classes in the order of their numbers
+    "digits": ("digits.csv.gz", 0, [str(digit) for digit in range(10)]),
+    "wine": ("wine_data.csv", 1, ["class_0", "class_1", "class_2"]),
+    "breast_cancer": ("breast_cancer.csv", 1, ["malignant", "benign"]),
 }
-SPLITS = ("train", "test")
 Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Rows = dict[str, tuple[Floats, Labels]]  # of each split
 
 
 class Table(NamedTuple):
-    """What one file holds. Labels are numbers, or words that name their class."""
+    """One file. Labels are numbers, or words that name their class."""
 
     vectors_NV: Floats
     labels: Sequence[int] | Sequence[str] | None
@@ -42,48 +43,50 @@ class Table(NamedTuple):
 
 
 def prepare_vectors(config: DataConfig, root: Path) -> Prepared:
-    files = files_in(root)
-
-    def build(new_array: NewArray) -> dict[str, Any]:
-        tables = {name: read_table(file, config.label_column) for name, file in files.items()}
-        names = classes(tables, files)
-        labels = {name: numbered(table, names, files[name]) for name, table in tables.items()}
-        vectors = {name: table.vectors_NV for name, table in tables.items()}
-        if len(files) == 1:
-            vectors, labels = divided(vectors["train"], labels["train"], tables["train"].split, config, files["train"])
-        return fill(new_array, vectors, labels, names, files)
-
-    folder = root if root.is_dir() else root.parent
-    return prepare("vectors", folder, files.values(), build, root.name, *settings(config))
+    return prepare_tables(config, files_in(root), lambda file: read_table(file, config.label_column), root.name)
 
 
 def prepare_carried(config: DataConfig, root: Path) -> Prepared:
-    """scikit-learn is looked up but not imported, which would take a second."""
+    """Look scikit-learn up without importing it, which would take a second."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ValueError(f"data={config.name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
-    folder = Path(found.origin).parent / "datasets" / "data"
-    name, class_names = CARRIED[config.name]
+    name, head, class_names = CARRIED[config.name]
 
+    def read(file: Path) -> Table:
+        rows_NV = np.loadtxt(file, delimiter=",", skiprows=head, dtype=np.float64)
+        return Table(rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64).tolist(), None, class_names)
+
+    return prepare_tables(config, {"train": Path(found.origin).parent / "datasets" / "data" / name}, read)
+
+
+def prepare_tables(
+    config: DataConfig, files: dict[str, Path], read: Callable[[Path], Table], *settings: object
+) -> Prepared:
     def build(new_array: NewArray) -> dict[str, Any]:
-        opened = gzip.open(folder / name, "rt") if name.endswith(".gz") else open(folder / name)
-        with opened as file:
-            rows_NV = np.loadtxt(file, delimiter=",", skiprows=0 if name.endswith(".gz") else 1, dtype=np.float64)
-        vectors_NV, labels_N = rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64)
-        vectors, labels = divided(vectors_NV, labels_N, None, config, folder / name)
-        return fill(new_array, vectors, labels, class_names, {"train": folder / name})
+        tables = {name: read(file) for name, file in files.items()}
+        names = classes(tables["train"], files["train"])
+        rows = {name: (table.vectors_NV, numbered(table, names, files[name])) for name, table in tables.items()}
+        if len(files) == 1:
+            rows = divided(*rows["train"], tables["train"].split, config, files["train"])
+        width, other = (rows[name][0].shape[1] for name in SPLITS)
+        if width != other:
+            both = f"{files['test']} has vectors of {other} values, {files['train']} of {width}"
+            raise ValueError(f"{both}: write the same columns in both")
+        for name, (vectors_NV, labels_N) in rows.items():
+            new_array(f"{name}_vectors", vectors_NV.shape, np.float32)[:] = vectors_NV
+            new_array(f"{name}_labels", labels_N.shape, np.int64)[:] = labels_N
+        mean, std = moments(rows["train"][0])
+        return {"kind": "vectors", "class_names": names, "mean": mean, "std": std}
 
-    return prepare(config.name, folder, [folder / name], build, *settings(config))
-
-
-def settings(config: DataConfig) -> tuple[object, ...]:
-    return config.label_column, config.test_fraction, config.split_seed
+    settings = (*settings, config.label_column, config.test_fraction, config.split_seed)
+    return prepare(config.name, files["train"].parent, files.values(), build, *settings)
 
 
 def files_in(root: Path) -> dict[str, Path]:
-    """The file of each split, or one file for both, called train."""
+    """Return the file of each split, or one file for both, called train."""
     if root.is_file():
-        return {"train": known(root)}
+        return {"train": root}
     if not root.is_dir():
         raise ValueError(f"data.root={root} does not exist: {LAYOUT}")
     files = {}
@@ -95,15 +98,11 @@ def files_in(root: Path) -> dict[str, Path]:
     return files
 
 
-def known(path: Path) -> Path:
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: vectors are read from {', '.join(SUFFIXES)}")
-    return path
-
-
 def read_table(path: Path, label_column: str = "label") -> Table:
     """ValueError of one line if the file is not what its ending says, or a value is not a finite number."""
-    table = READERS[known(path).suffix](path, label_column)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: vectors are read from {', '.join(SUFFIXES)}")
+    table = read_arrays(path) if path.suffix in (".npz", ".safetensors") else read_columns(path, label_column)
     vectors_NV = table.vectors_NV
     if vectors_NV.ndim != 2 or not vectors_NV.size:
         raise ValueError(f"{path}: x has the shape {list(vectors_NV.shape)}, write vectors [N, V]")
@@ -121,17 +120,17 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file makes numpy, safetensors and pyarrow raise anything
-        raise ValueError(f"{path} cannot be read: {printable(' '.join(str(error).split())[:200])}") from error
+        raise ValueError(f"{path} cannot be read: {reason(error)[:200]}") from error
 
 
-def read_arrays(path: Path, label_column: str) -> Table:
-    """x [N, V], y [N] and perhaps class_names of an .npz, or of a .safetensors, which cannot hold names."""
+def read_arrays(path: Path) -> Table:
+    """Read x [N, V], y [N] and perhaps class_names of an .npz, or of a .safetensors, which cannot hold names."""
     with readable(path):
-        arrays = load_file(path) if path.suffix == ".safetensors" else {}
-        if path.suffix == ".npz":
+        if path.suffix == ".safetensors":
+            arrays = load_file(path)
+        else:
             with np.load(path, allow_pickle=False) as file:
-                for name in file.files:
-                    arrays[name] = numbers_of(file, name)
+                arrays = {name: numbers_of(file, name) for name in file.files}
     if "x" not in arrays:
         raise ValueError(f"{path} holds {', '.join(arrays) or 'nothing'}: write x [N, V] and y [N]")
     x, y, names = arrays["x"], arrays.get("y"), arrays.get("class_names")
@@ -153,31 +152,30 @@ def numbers_of(file: Any, name: str) -> NDArray[Any]:
 
 
 def read_columns(path: Path, label_column: str) -> Table:
-    """A column of labels, perhaps one called split, and numbers."""
+    """Read a column of labels, perhaps one called split, and numbers."""
     columns = columns_of(path)
-    numbers = {name: values for name, values in columns.items() if name not in (label_column, "split")}
-    for name, values in numbers.items():
+    labels, split = ([str(word) for word in columns.pop(name, ())] for name in (label_column, "split"))
+    for name, values in columns.items():
         try:
-            numbers[name] = np.asarray(values, dtype=np.float32)
+            columns[name] = np.asarray(values, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}: column {printable(name)} holds no numbers ({error}): remove it, or write it as numbers"
             ) from error
-    labels, split = columns.get(label_column), columns.get("split")
-    return Table(
-        np.stack(list(numbers.values()), 1) if numbers else np.empty((0, 0), np.float32),
-        None if labels is None else [str(label) for label in labels],
-        None if split is None else [str(part) for part in split],
-        None,
-    )
+    vectors_NV = np.stack(list(columns.values()), 1) if columns else np.empty((0, 0), np.float32)
+    return Table(vectors_NV, labels or None, split or None, None)
 
 
 def columns_of(path: Path) -> dict[str, Any]:
-    """The columns of a .csv, as words, or of a .parquet."""
-    return csv_columns(path) if path.suffix == ".csv" else parquet_columns(path)
+    """Read the columns of a .csv, as words, or of a .parquet."""
+    if path.suffix == ".parquet":
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ValueError(f"{path}: Parquet needs pyarrow: pip install 'dicedist[vectors]', or write it as .csv")
+        from pyarrow import parquet
 
-
-def csv_columns(path: Path) -> dict[str, Any]:
+        with readable(path):
+            table = parquet.read_table(path)
+            return {name: table.column(name).to_numpy() for name in table.column_names}
     with readable(path), path.open(newline="", encoding="utf-8-sig") as file:
         header, *rows = list(csv.reader(file)) or [[]]
     for line, row in enumerate(rows, 2):
@@ -189,33 +187,24 @@ def csv_columns(path: Path) -> dict[str, Any]:
     return columns
 
 
-def parquet_columns(path: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ValueError(f"{path}: Parquet needs pyarrow: pip install 'dicedist[vectors]', or write it as .csv")
-    from pyarrow import parquet
-
-    with readable(path):
-        table = parquet.read_table(path)
-        return {name: table.column(name).to_numpy() for name in table.column_names}
-
-
-def classes(tables: dict[str, Table], files: dict[str, Path]) -> list[str]:
-    """The names of the classes in the order of their numbers: as the training file says, or as its labels are."""
-    table = tables["train"]
-    if table.labels is None:
-        raise ValueError(f"{files['train']} has no labels: write y in it, or data.label_column=COLUMN of a table")
+def classes(table: Table, file: Path) -> list[str]:
+    """Return the names of the classes in the order of their numbers: from the training file, or from its labels."""
+    labels = labels_of(table, file)
     if table.class_names is not None:
         return table.class_names
-    words = {str(label) for label in table.labels}
-    if all(word.lstrip("-").isdigit() for word in words):
-        if isinstance(table.labels[0], int):
-            return counted([int(label) for label in table.labels], files["train"], "class_names in it")
-        return sorted(words, key=int)
-    return sorted(words)
+    if isinstance(labels[0], int):
+        return counted(labels, file, "class_names in it")
+    return sorted(set(labels), key=int if all(word.lstrip("-").isdigit() for word in labels) else str)
+
+
+def labels_of(table: Table, file: Path) -> Sequence[Any]:
+    if table.labels is None:
+        raise ValueError(f"{file} has no labels: write y in it, or data.label_column=COLUMN of a table")
+    return table.labels
 
 
 def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
-    """Names of classes that have only numbers. names: where others could be written."""
+    """Return names of classes that have only numbers. names: where others could be written."""
     if max(labels) >= len(labels):
         raise ValueError(
             f"{file} has {len(labels):,} labels and one of them is {max(labels)}: number the classes from 0, or write "
@@ -224,26 +213,23 @@ def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
     return [str(number) for number in range(max(labels) + 1)]
 
 
-def numbered(table: Table, names: Sequence[str], file: Path) -> NDArray[np.int64]:
-    if table.labels is None:
-        raise ValueError(f"{file} has no labels: write y in it, or data.label_column=COLUMN of a table")
+def numbered(table: Table, names: Sequence[str], file: Path) -> Labels:
+    labels = labels_of(table, file)
     if len(names) < 2:
         raise ValueError(f"{file} holds {len(names)} classes, two are the least")
-    if isinstance(table.labels[0], int):
-        labels_N = np.asarray(table.labels, np.int64)
-        if not (0 <= labels_N.min() and labels_N.max() < len(names)):
-            raise ValueError(f"{file}: labels from {labels_N.min()} to {labels_N.max()}, of {len(names)} classes")
-        return labels_N
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := sorted({str(label) for label in table.labels} - places.keys()):
-        raise ValueError(f"{file}: the class {printable(unknown[0])!r} is not among those of the training rows")
-    return np.array([places[str(label)] for label in table.labels])
+    if isinstance(labels[0], str):
+        places = {name: place for place, name in enumerate(names)}
+        if unknown := sorted(set(labels) - places.keys()):
+            raise ValueError(f"{file}: the class {printable(unknown[0])!r} is not among those of the training rows")
+        labels = [places[label] for label in labels]
+    labels_N = np.asarray(labels, np.int64)
+    if not (0 <= labels_N.min() and labels_N.max() < len(names)):
+        raise ValueError(f"{file}: labels from {labels_N.min()} to {labels_N.max()}, of {len(names)} classes")
+    return labels_N
 
 
-def divided(
-    vectors_NV: Floats, labels_N: NDArray[np.int64], split: Sequence[str] | None, config: DataConfig, file: Path
-) -> tuple[dict[str, Floats], dict[str, NDArray[np.int64]]]:
-    """One file's rows for training and for the test: as its column `split` says, or a share of each class."""
+def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, config: DataConfig, file: Path) -> Rows:
+    """Divide one file's rows as its column `split` says, or take a share of each class for the test."""
     if split is not None:
         if strangers := sorted(set(split) - set(SPLITS)):
             raise ValueError(f"{file}: the column split holds {printable(strangers[0])!r}, write train or test")
@@ -258,38 +244,14 @@ def divided(
         raise ValueError(
             f"{file}: {is_test_N.sum():,} of {len(labels_N):,} rows are for the test; some must be, not all"
         )
-    rows = {"train": ~is_test_N, "test": is_test_N}
-    return {name: vectors_NV[chosen] for name, chosen in rows.items()}, {
-        name: labels_N[chosen] for name, chosen in rows.items()
-    }
+    return {name: (vectors_NV[rows], labels_N[rows]) for name, rows in (("train", ~is_test_N), ("test", is_test_N))}
 
 
-def fill(
-    new_array: NewArray,
-    vectors: dict[str, Floats],
-    labels: dict[str, NDArray[np.int64]],
-    class_names: Sequence[str],
-    files: dict[str, Path],
-) -> dict[str, Any]:
-    widths = {name: vectors_NV.shape[1] for name, vectors_NV in vectors.items()}
-    if widths["train"] != widths["test"]:
-        raise ValueError(
-            f"{files['test']} has vectors of {widths['test']} values, {files['train']} of {widths['train']}: "
-            "write the same columns in both"
-        )
-    for name in SPLITS:
-        new_array(f"{name}_vectors", vectors[name].shape, np.float32)[:] = vectors[name]
-        new_array(f"{name}_labels", labels[name].shape, np.int64)[:] = labels[name]
-    mean, std = moments(vectors["train"])
-    return {"kind": "vectors", "class_names": list(class_names), "mean": mean, "std": std}
-
-
-def moments(vectors_NV: Iterable[Any]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each value over the training rows; a value that never changes has deviation 1."""
-    wide_NV = np.asarray(vectors_NV, np.float64)
+def moments(vectors_NV: NDArray[Any]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each value; a value that never changes has deviation 1."""
+    wide_NV = vectors_NV.astype(np.float64)
     std_V = wide_NV.std(0)
     return wide_NV.mean(0).tolist(), np.where(std_V > 0, std_V, 1).tolist()
 
 
-READERS = {".npz": read_arrays, ".safetensors": read_arrays, ".csv": read_columns, ".parquet": read_columns}
 SETS = {"vectors": prepare_vectors, **dict.fromkeys(CARRIED, prepare_carried)}

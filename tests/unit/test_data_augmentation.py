@@ -1,4 +1,4 @@
-"""Jitter, TrivialAugment and erasing: every operator against torchvision's, drawn by key, alike in both pipelines."""
+"""Augmentations: drawn by key and uniformly, every operator against torchvision's, alike in both pipelines."""
 
 import dataclasses
 
@@ -8,15 +8,49 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from dicedist.config import compose_config
-from dicedist.data import colours
+from dicedist.data.augmentation import OPERATORS, Finish, draw, trivial
 from dicedist.data.pipeline import Loader
-from dicedist.data.sources import load
+from dicedist.data.sources import Source, Split, load
 
 CPU = torch.device("cpu")
+B = 128
 BYTES = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 SMOOTH = torch.nn.functional.interpolate(BYTES[:, :, :4, :4].float(), 32, mode="bilinear").round().byte()
 STRENGTHS = torch.tensor([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
 SIGNS = torch.tensor([1.0, -1, 1, -1, 1, -1])
+
+
+def test_augmentation_is_uniform(data_config):
+    drawn = draw(data_config("cifar100", augment="cutout"), 90_000, 0, 0, 0)
+    for axis in range(2):
+        counts = (drawn.starts_B2[:, axis] + 4).bincount(minlength=9)
+        assert len(counts) == 9 and (counts - 10_000).abs().max() < 500
+        assert len(drawn.cutout_B2[:, axis].unique()) == 32
+    assert abs(drawn.flips_B.float().mean() - 0.5) < 0.01
+    pairs = torch.stack([drawn.starts_B2[:, 0], drawn.starts_B2[:, 1], drawn.flips_B.int()]).float()
+    assert (torch.corrcoef(pairs) - torch.eye(3)).abs().max() < 0.02
+
+
+def test_augmentation_has_its_keys(data_config):
+    config = data_config("cifar100")
+    shared = draw(config, B, 0, 1, 2).starts_B2
+    others = [
+        draw(config, B, 1, 1, 2),
+        draw(config, B, 0, 2, 2),
+        draw(config, B, 0, 1, 3),
+        draw(config, B, 0, 1, 2, 0),
+        draw(config, B, 0, 1, 2, 1),
+    ]
+    starts = [shared, *(other.starts_B2 for other in others)]
+    assert shared.equal(draw(config, B, 0, 1, 2).starts_B2)
+    assert not any(starts[i].equal(starts[j]) for i in range(6) for j in range(i))
+
+
+def test_crops_reach_as_far_as_the_image_is_large(data_config):
+    large = draw(data_config("folder", size=96), 10_000, 0, 0, 0)
+    assert large.starts_B2.min() == -12 and large.starts_B2.max() == 12
+    still = draw(data_config("cifar100", augment="none"), 10, 0, 0, 0)
+    assert not still.starts_B2.any() and not still.flips_B.any() and still.cutout_B2 is None
 
 
 def affine(image, angle=0.0, translate=(0, 0), shear=(0.0, 0.0)):
@@ -49,7 +83,7 @@ THEIRS = [
 @pytest.mark.parametrize("number", range(len(THEIRS)))
 @pytest.mark.parametrize("images", [BYTES, SMOOTH], ids=["noise", "smooth"])
 def test_operators_are_torchvisions(number, images):
-    ours = colours.OPERATORS[number](images / 255, STRENGTHS, SIGNS) * 255
+    ours = OPERATORS[number](images / 255, STRENGTHS, SIGNS) * 255
     every = zip(images, STRENGTHS.tolist(), SIGNS.tolist(), strict=True)
     theirs = torch.stack([THEIRS[number](image, m, s) for image, m, s in every]).float()
     share_off = ((ours - theirs).abs() > 2.5).float().mean()
@@ -57,23 +91,27 @@ def test_operators_are_torchvisions(number, images):
 
 
 def test_one_operator_for_each_image():
-    trivial = torch.tensor([[number / 14 + 0.01, 0.6, 0.9] for number in range(6)])
+    drawn = torch.tensor([[number / 14 + 0.01, 0.6, 0.9] for number in range(6)])
     images = SMOOTH / 255
-    together = colours.trivial(images, trivial)
+    together = trivial(images, drawn)
     for row in range(6):
-        alone = colours.OPERATORS[row](images[row : row + 1], trivial[row : row + 1, 1], torch.ones(1))
+        alone = OPERATORS[row](images[row : row + 1], drawn[row : row + 1, 1], torch.ones(1))
         assert together[row].equal(alone[0])
 
 
-def test_erased_rectangles():
-    drawn = colours.draw(["erase"], 4000, 0, 1, 2)
-    erased = colours.apply(torch.ones(4000, 3, 16, 16), drawn, torch.zeros(3, 1, 1), torch.ones(3, 1, 1)) == 0
+def test_erased_rectangles(data_config):
+    config = data_config("shapes", augment=["erase"], size=16)
+    drawn = draw(config, 4000, 0, 1, 2)
+    source = Source("shapes", ["one"], (0, 0, 0), (1, 1, 1), 16, *[Split(None, torch.zeros(1))] * 3, "digest")
+    views = torch.ones(4000, 3, 16, 16)
+    erased = Finish(config, source, 0, CPU)(views, drawn, 4000, slice(None), 1, 2) == 0
     lost = erased[:, 0].float().mean((1, 2))
     assert 0.2 < (lost > 0).float().mean() < 0.3 and lost.max() < 0.45
     for mask in erased[lost > 0][:20, 0]:
         rows, columns = mask.any(1), mask.any(0)
         assert mask.sum() == rows.sum() * columns.sum()  # a whole rectangle
-    assert drawn.erase_B5.equal(colours.draw(["jitter", "erase"], 4000, 0, 1, 2).erase_B5)
+    more = dataclasses.replace(config, augment=["jitter", "erase"])
+    assert drawn.erase_B5.equal(draw(more, 4000, 0, 1, 2).erase_B5)
 
 
 def test_both_pipelines_and_any_replica(data_config):

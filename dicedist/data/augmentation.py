@@ -1,0 +1,258 @@
+"""Every augmentation of the training inputs: its draws, and its work on a batch.
+
+    draw ── crop, flip ── normalize ── cutout ── trivial, jitter ── erase ── noise
+            done by the pipeline       done here, for every pipeline
+
+Numbers are drawn from generators keyed by (seed, purpose, epoch, step, member), always for the whole batch: a replica
+takes its rows of them.
+
+Legend: B batch, C colors, H rows, W columns, V values of a vector; a box is (left, top, width, height).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dicedist.algorithm.randomness import generator
+from dicedist.config.schema import DataConfig
+from dicedist.data.sources import Source
+
+CROP_RATIO = math.log(4 / 3)  # of a crop's width to its height, at most and at least
+JITTER = 0.4  # brightness, contrast and saturation are multiplied by 1 - JITTER to 1 + JITTER
+ERASED = 0.25  # the share of images that lose a rectangle (Zhong et al., 2020), of 2 to 33 % of the area
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), math.log(3.3)
+GRAY = (0.2989, 0.587, 0.114)
+
+
+class Drawn(NamedTuple):
+    """The draws for the images of a batch, on the CPU. None: not asked for."""
+
+    starts_B2: Tensor  # int32 (y, x) of the crop's corner; pixels outside the image are black
+    flips_B: Tensor  # bool
+    cutout_B2: Tensor | None  # int32 (y, x), the center of the blanked square
+    crops_B4: Tensor | None  # of encoded images, instead of the starts: see boxes
+    jitter_B3: Tensor | None  # factors of brightness, contrast, saturation
+    trivial_B3: Tensor | None  # the operator's number, its strength and its sign, all in 0..1
+    erase_B5: Tensor | None  # the image is erased below ERASED; share of the area, log ratio, x and y in 0..1
+
+    def of(self, rows: slice) -> "Drawn":
+        return Drawn._make(None if drawn is None else drawn[rows] for drawn in self)
+
+
+def draw(config: DataConfig, batch: int, seed: int, *where: int, encoded: bool = False) -> Drawn:
+    """Draw for (epoch, step), or for (epoch, step, member) if every member has draws of its own."""
+    names = config.augmentations
+
+    def uniform(name: str, purpose: str, low: Sequence[float], high: Sequence[float]) -> Tensor | None:
+        """Each purpose has a generator of its own: adding an augmentation does not change the draws of another."""
+        if name not in names:
+            return None
+        shares = torch.rand(batch, len(low), generator=generator("cpu", seed, purpose, *where))
+        return torch.tensor(low) + shares * (torch.tensor(high) - torch.tensor(low))
+
+    draws, reach = generator("cpu", seed, "augmentation", *where), padding(config.size)
+    starts_B2 = torch.randint(-reach, reach + 1, (batch, 2), generator=draws, dtype=torch.int32)
+    flips_B = torch.randint(2, (batch,), generator=draws, dtype=torch.bool)
+    cutout_B2 = torch.randint(config.size, (batch, 2), generator=draws, dtype=torch.int32)
+    (least, most), (smallest, largest) = config.crop_area, ERASED_AREA
+    return Drawn(
+        starts_B2 * ("crop" in names),
+        flips_B & ("flip" in names),
+        cutout_B2 if "cutout" in names else None,
+        uniform("crop", "crops", (least, -CROP_RATIO, 0, 0), (most, CROP_RATIO, 1, 1)) if encoded else None,
+        uniform("jitter", "jitter", [1 - JITTER] * 3, [1 + JITTER] * 3),
+        uniform("trivial", "trivial", [0.0] * 3, [1.0] * 3),
+        uniform("erase", "erase", (0, smallest, -ERASED_RATIO, 0, 0), (1, largest, ERASED_RATIO, 1, 1)),
+    )
+
+
+def padding(size: int) -> int:
+    """Return how far a crop may reach beyond the image: 4 pixels of 32, and in proportion (8 of 64, 12 of 96)."""
+    return size // 8
+
+
+def crop_and_flip(images_BHWC: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
+    """Crop and flip with a single gather of pixels from images with a black border."""
+    batch, size = images_BHWC.shape[:2]
+    reach, device = padding(size), images_BHWC.device
+    side, pixels = size + 2 * reach, torch.arange(size, dtype=torch.int32, device=device)
+    padded = F.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
+    columns_BW = torch.where(flips_B[:, None], pixels.flip(0), pixels) + starts_B2[:, 1:] + reach
+    rows_BH = pixels + starts_B2[:, :1] + reach
+    rows_BH += side * torch.arange(batch, dtype=torch.int32, device=device)[:, None]
+    pixels_BHW = side * rows_BH[:, :, None] + columns_BW[:, None, :]
+    return padded.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(images_BHWC.shape)
+
+
+def boxes(sizes_B2: Tensor, crops_B4: Tensor | None) -> Tensor:
+    """Return whole pixels [B, 4] for crops of images of these sizes (width, height); None: the middle squares.
+
+    A crop is its share of the area, log(width / height), and its place between the borders, x and y. A box that would
+    be wider or higher than the image is as wide or high as the image.
+    """
+    width_B, height_B = sizes_B2.unbind(1)
+    if crops_B4 is None:
+        wide_B = high_B = sizes_B2.amin(1)
+        x_B = y_B = torch.full_like(wide_B, 0.5)
+    else:
+        share_B, log_ratio_B, x_B, y_B = crops_B4.unbind(1)
+        area_B, ratio_B = share_B * width_B * height_B, log_ratio_B.exp()
+        wide_B = (area_B * ratio_B).sqrt().round().clamp_min(1).minimum(width_B)
+        high_B = (area_B / ratio_B).sqrt().round().clamp_min(1).minimum(height_B)
+    left_B, top_B = (x_B * (width_B - wide_B + 0.999)).floor(), (y_B * (height_B - high_B + 0.999)).floor()
+    return torch.stack([left_B, top_B, wide_B, high_B], 1)
+
+
+class Finish:
+    """The augmentations of normalized views, whichever pipeline made them."""
+
+    def __init__(self, config: DataConfig, source: Source, seed: int, device: torch.device):
+        self.config, self.seed, self.device = config, seed, device
+        self.mean_C11, self.std_C11 = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.std))
+
+    def __call__(self, views: Tensor, drawn: Drawn | None, batch: int, rows: slice, *where: int) -> Tensor:
+        """drawn: None for vectors. rows: of the batch, on this rank. where: epoch and step, perhaps the member."""
+        views = views if drawn is None else self.disturbed(views, drawn)
+        if not self.config.noise:
+            return views
+        if drawn is None:
+            draws = generator("cpu", self.seed, "augmentation", *where)
+            noise_BV = self.config.noise * torch.randn((batch, views.shape[1]), generator=draws)[rows]
+            return views.add_(noise_BV.to(self.device, non_blocking=True))
+        draws = generator(self.device, self.seed, "pixels", *where[:2])  # the same for all members
+        noise_BCHW = torch.randn((batch, *views.shape[1:]), generator=draws, device=self.device)[rows]
+        return torch.addcdiv(views, noise_BCHW, self.std_C11, value=self.config.noise)
+
+    def disturbed(self, views_BCHW: Tensor, drawn: Drawn) -> Tensor:
+        if drawn.cutout_B2 is not None:  # DeVries & Taylor, 2017
+            corners_B2 = drawn.cutout_B2.flip(1) - self.config.cutout_size // 2
+            blank(views_BCHW, torch.cat([corners_B2, torch.full_like(corners_B2, self.config.cutout_size)], 1))
+        if drawn.trivial_B3 is not None or drawn.jitter_B3 is not None:
+            images_BCHW = (views_BCHW * self.std_C11 + self.mean_C11).clamp(0, 1)
+            if drawn.trivial_B3 is not None:
+                images_BCHW = trivial(images_BCHW, drawn.trivial_B3)
+            if drawn.jitter_B3 is not None:
+                images_BCHW = jitter(images_BCHW, drawn.jitter_B3)
+            views_BCHW = ((images_BCHW - self.mean_C11) / self.std_C11).contiguous(memory_format=torch.channels_last)
+        if drawn.erase_B5 is not None:
+            sizes_B2 = torch.tensor(views_BCHW.shape[:1:-1], dtype=torch.float32).expand(len(views_BCHW), 2)
+            erased_B1 = drawn.erase_B5[:, :1] < ERASED
+            blank(views_BCHW, boxes(sizes_B2, drawn.erase_B5[:, 1:]) * erased_B1)
+        return views_BCHW
+
+
+def blank(views_BCHW: Tensor, boxes_B4: Tensor) -> None:
+    """Fill a box of each image with the mean color, in place. A box may reach beyond the image, or be empty."""
+    height, width = views_BCHW.shape[2:]
+    left_B1, top_B1, wide_B1, high_B1 = boxes_B4.unsqueeze(2).unbind(1)
+    x_W, y_H = torch.arange(width), torch.arange(height)
+    across_BW, down_BH = (x_W >= left_B1) & (x_W < left_B1 + wide_B1), (y_H >= top_B1) & (y_H < top_B1 + high_B1)
+    inside_B1HW = (down_BH[:, :, None] & across_BW[:, None, :])[:, None]
+    views_BCHW.masked_fill_(inside_B1HW.to(views_BCHW.device, non_blocking=True), 0)
+
+
+def jitter(images_BCHW: Tensor, factors_B3: Tensor) -> Tensor:
+    for adjust, factor_B in zip((brightness, contrast, saturation), factors_B3.unbind(1), strict=True):
+        images_BCHW = adjust(images_BCHW, broadcast(factor_B, images_BCHW))
+    return images_BCHW
+
+
+def trivial(images_BCHW: Tensor, trivial_B3: Tensor) -> Tensor:
+    """TrivialAugment, wide (Müller & Hutter, 2021): of each image one operator, at one strength."""
+    number_B = (trivial_B3[:, 0] * len(OPERATORS)).long().clamp_max(len(OPERATORS) - 1)
+    sign_B = torch.where(trivial_B3[:, 2] < 0.5, -1.0, 1.0)
+    result = images_BCHW.clone()
+    for number, operate in enumerate(OPERATORS):
+        rows = (number_B == number).nonzero().flatten()  # on the CPU, where it was drawn: the device does not wait
+        if len(rows):
+            here = rows.to(images_BCHW.device, non_blocking=True)
+            result[here] = operate(images_BCHW[here], trivial_B3[rows, 1], sign_B[rows])
+    return result
+
+
+def broadcast(values_B: Tensor, images_BCHW: Tensor) -> Tensor:
+    return values_B.to(images_BCHW.device, non_blocking=True)[:, None, None, None]
+
+
+def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
+    return (factor * first + (1 - factor) * second).clamp(0, 1)
+
+
+def gray(images_BCHW: Tensor) -> Tensor:
+    weights_C11 = torch.tensor(GRAY, device=images_BCHW.device).view(3, 1, 1)
+    return (images_BCHW * weights_C11).sum(1, keepdim=True)
+
+
+def brightness(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, torch.zeros_like(images_BCHW), factor)
+
+
+def contrast(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, gray(images_BCHW).mean((1, 2, 3), keepdim=True), factor)
+
+
+def saturation(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return blend(images_BCHW, gray(images_BCHW), factor)
+
+
+def sharpness(images_BCHW: Tensor, factor: Tensor) -> Tensor:
+    kernel = torch.ones(3, 3, device=images_BCHW.device)
+    kernel[1, 1] = 5
+    blurred = images_BCHW.clone()
+    blurred[:, :, 1:-1, 1:-1] = F.conv2d(images_BCHW, (kernel / kernel.sum()).expand(3, 1, 3, 3), groups=3)
+    return blend(images_BCHW, blurred, factor)
+
+
+def posterize(images_BCHW: Tensor, bits: Tensor) -> Tensor:
+    step = 2 ** (8 - bits)
+    return (images_BCHW * 255).round().div(step, rounding_mode="floor") * step / 255
+
+
+def solarize(images_BCHW: Tensor, threshold: Tensor) -> Tensor:
+    return torch.where(images_BCHW >= threshold, 1 - images_BCHW, images_BCHW)
+
+
+def by_torchvision(name: str, images_BCHW: Tensor) -> Tensor:
+    from torchvision.transforms.v2 import functional  # late: it takes a second, and few runs need it
+
+    return getattr(functional, name)(images_BCHW)
+
+
+def warp(images_BCHW: Tensor, **given_B: Tensor) -> Tensor:
+    """Take the pixel at (u, v) from the middle out of (a u + b v + x, c u + d v + y), the nearest; black outside."""
+    height, width = images_BCHW.shape[2:]
+    one_B = torch.ones(len(images_BCHW))
+    of = {"a": one_B, "d": one_B, **dict.fromkeys("bcxy", 0 * one_B), **given_B}
+    first_B3 = torch.stack([of["a"], of["b"] * height / width, 2 * of["x"] / width], 1)
+    second_B3 = torch.stack([of["c"] * width / height, of["d"], 2 * of["y"] / height], 1)
+    matrix_B23 = torch.stack([first_B3, second_B3], 1).to(images_BCHW.device, non_blocking=True)
+    grid = F.affine_grid(matrix_B23, list(images_BCHW.shape), align_corners=False)
+    return F.grid_sample(images_BCHW, grid, "nearest", "zeros", align_corners=False)
+
+
+def rotate(images_BCHW: Tensor, strength_B: Tensor, sign_B: Tensor) -> Tensor:
+    angle_B = strength_B * sign_B * 135 * math.pi / 180
+    return warp(images_BCHW, a=angle_B.cos(), b=-angle_B.sin(), c=angle_B.sin(), d=angle_B.cos())
+
+
+def enhanced(adjust: Callable[[Tensor, Tensor], Tensor]) -> "Operator":
+    return lambda images, strength_B, sign_B: adjust(images, broadcast(1 + 0.99 * strength_B * sign_B, images))
+
+
+Operator = Callable[[Tensor, Tensor, Tensor], Tensor]  # images, strengths in 0..1, signs
+OPERATORS: tuple[Operator, ...] = (
+    lambda images, strength_B, sign_B: images,
+    lambda images, strength_B, sign_B: warp(images, b=0.99 * strength_B * sign_B),
+    lambda images, strength_B, sign_B: warp(images, c=0.99 * strength_B * sign_B),
+    lambda images, strength_B, sign_B: warp(images, x=(32 * strength_B).floor() * sign_B),
+    lambda images, strength_B, sign_B: warp(images, y=(32 * strength_B).floor() * sign_B),
+    rotate, enhanced(brightness), enhanced(saturation), enhanced(contrast), enhanced(sharpness),
+    lambda images, strength_B, sign_B: posterize(images, broadcast(8 - (6 * strength_B).round(), images)),
+    lambda images, strength_B, sign_B: solarize(images, broadcast(1 - strength_B, images)),
+    lambda images, strength_B, sign_B: by_torchvision("autocontrast", images),
+    lambda images, strength_B, sign_B: by_torchvision("equalize", (images * 255).round().byte()) / 255,
+)  # fmt: skip

@@ -1,0 +1,30 @@
+"""What every reader of a user's files shares: the splits, the reason of an error in one line, and progress."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from dicedist.cluster.heartbeat import advance
+from dicedist.console.lines import printable
+from dicedist.console.progress import Progress
+
+SPLITS = ("train", "test")
+MEASURED = 2000  # inputs that mean and deviation are taken from, where inputs are not kept in memory
+NAMED = re.compile(r"(?<=cannot identify image file) .*")  # PIL's name for the file, perhaps an address in memory
+Item = TypeVar("Item")
+
+
+def reason(error: BaseException) -> str:
+    """Return one printable line that does not name the image."""
+    return printable(NAMED.sub("", " ".join(str(error).split()))) or type(error).__name__
+
+
+def shown(items: Iterable[Item], total: int, noun: str, first: int = 0) -> Iterator[Item]:
+    """Pass the items on while a line shows how many of them are done; `first` were done before."""
+    progress = Progress(total, noun, first, sys.stderr)
+    for done, item in enumerate(items, first + 1):
+        yield item
+        advance()
+        progress.show(done)
+    progress.clear()
