@@ -9,17 +9,16 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from dicedist.data.prepared import home
 from dicedist.data.remote import reason_of
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST, MANIFEST_LIMIT, NewerFormat
+from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
 LIKE = Run("")  # for the names of files
@@ -51,12 +50,10 @@ def copy_of(bucket: Bucket) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Ranks of one machine copy to the same folder, one after another."""
+def alone(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Let the ranks of one machine copy to the same folder one after another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / ".lock"):
-        yield
+    return locked(folder.parent / ".lock")
 
 
 def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:

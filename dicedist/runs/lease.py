@@ -9,17 +9,19 @@ create the file of the next number, which only one can. The owner of a lower num
 
 import json
 import os
+import socket
 import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dicedist.cluster.heartbeat import advance
 from dicedist.runs.bucket import Bucket, Unreachable
 from dicedist.runs.checkpoint import digest_of
 from dicedist.runs.files import MARK
-from dicedist.runs.lock import ended_here, this_process
 
 TERM, BEAT, LOOK = 60.0, 10.0, 1.0  # seconds: until a silent owner counts as dead, between its signs of life, looks
 PREFIX, LARGEST = ".lease-", 10_000
@@ -33,7 +35,8 @@ class Lost(Unreachable):
 class Lease:
     def __init__(self, bucket: Bucket):
         self.bucket, self.number, self.beats, self.lost = bucket, 0, 0, False
-        self.about = {"owner": this_process(), "mark": uuid.uuid4().hex, "machine": this_machine()}
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        self.about = {"owner": owner, "pid": os.getpid(), "mark": uuid.uuid4().hex, "machine": this_machine()}
         self.leaving = threading.Event()
         self.renewing = threading.Thread(target=self.renew, name="lease", daemon=True)
 
@@ -134,6 +137,6 @@ def this_machine() -> str:
 
 
 def ended(found: dict[str, Any]) -> bool:
-    """Whether the owner was a process of this very machine, and is no more: nobody need wait."""
-    here = this_machine()
-    return bool(here) and found.get("machine") == here and ended_here(str(found.get("owner")))
+    """Return whether the owner was a process of this machine and has ended: then nobody need wait."""
+    here = this_machine() and found.get("machine") == this_machine()
+    return bool(here) and isinstance(found.get("pid"), int) and not psutil.pid_exists(found["pid"])

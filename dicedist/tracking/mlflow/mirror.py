@@ -5,7 +5,6 @@ The status of the run in MLflow follows from facts in the folder (`Run.ending`),
 
 import contextlib
 import errno
-import fcntl
 import functools
 import getpass
 import hashlib
@@ -18,7 +17,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -28,13 +27,12 @@ from dicedist.config.compose import flat
 from dicedist.console.lines import warn
 from dicedist.metrics.measures import FRESH_REDUNDANCY
 from dicedist.reporting.page import pictures, write_report
-from dicedist.runs.files import open_own, replace_json
+from dicedist.runs.files import replace_json
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
 from dicedist.tracking.mlflow.store import (
     alone,
     files_of,
-    folder_of,
     read_or_nothing,
     without_password,
 )
@@ -46,17 +44,6 @@ UNANSWERED = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEED
 UNSTORABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
 FINISHED = "FINISHED"
-
-
-@contextlib.contextmanager
-def only_one(run: Run, wait: bool) -> Iterator[None]:
-    """wait: a restarted training may come back before the mirror of its last attempt has ended."""
-    with open_own(run.mirror_lock_file, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise ValueError(f"the records of {run} are being sent already") from error
-        yield
 
 
 class Mirror:
@@ -87,7 +74,7 @@ class Mirror:
         """The first client creates the tables of an sqlite file: of several runs that start at once, only one does."""
         from mlflow import MlflowClient
 
-        with alone(folder_of(self.uri)), warnings.catch_warnings():
+        with alone(self.uri), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # from alembic, about tables that it recreates
             client = MlflowClient(self.uri)
             client.search_experiments(max_results=1)

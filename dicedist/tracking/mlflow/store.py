@@ -1,14 +1,13 @@
 """Where a run is sent to: a server, or an sqlite file; and who may decide that."""
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from dicedist.runs.files import read_json
+from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
@@ -47,18 +46,10 @@ def files_of(uri: str, experiment: str) -> str | None:
     return (folder / "mlruns" / experiment).as_uri() if folder else None
 
 
-@contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
-    """Only one process at a time runs the body for the same folder."""
-    if folder is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def alone(uri: str) -> contextlib.AbstractContextManager[None]:
+    """Let only one process at a time create the tables of an sqlite file: MLflow's own lock is not enough."""
+    folder = folder_of(uri)
+    return locked(folder / ".mlflow.lock") if folder else contextlib.nullcontext()
 
 
 def without_password(uri: str) -> str:
