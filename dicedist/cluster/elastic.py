@@ -17,6 +17,7 @@ Checked with torch 2.13.0, 2.14.1 and 2.15.0: `tests/unit/test_elastic.py`, and 
 import contextlib
 import inspect
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.distributed.elastic.utils.store import barrier
 
 from dicedist.cluster.process import ATTEMPT, LAUNCHER
+from dicedist.console.lines import say
 
 BACKEND = "nodes"
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch's switch: the handler makes no store for the ranks
@@ -50,6 +52,17 @@ EXPECTED: dict[Callable[..., Any], list[str]] = {  # the functions of torch that
     RendezvousStoreInfo.build: ["rank", "store", "local_addr", "server_port"],
 }
 _joined: "Nodes | None" = None
+
+
+def serve(host: str, port: int) -> None:
+    """Keep the store of a rendezvous, at this address alone, until a signal ends the process."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((host, port), family=family)
+    port = listener.getsockname()[1]
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    say(f"nodes meet here: --rdzv-backend=c10d --rdzv-endpoint={host}:{port}")
+    while store is not None:
+        time.sleep(3600)
 
 
 def why_unsupported() -> str | None:

@@ -120,8 +120,10 @@ def prepare_nodes(options: argparse.Namespace) -> str | None:
 
 @contextlib.contextmanager
 def passing_signals_on() -> Iterator[None]:
-    """The first signal makes torchrun ask the ranks and wait for them, a later one is the ranks' alone: torchrun itself
-    would break off in the middle of stopping them, and take SIGHUP even under nohup."""
+    """Let torchrun stop the ranks after the first signal, and pass later ones to the ranks only.
+
+    torchrun itself would break off in the middle of stopping them, and take SIGHUP even under nohup.
+    """
     asked = False
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -144,7 +146,7 @@ def passing_signals_on() -> Iterator[None]:
 
 
 def notice_cut_links(seconds: int) -> None:
-    """torch waits for a store's answer without a limit, so the system is told to break silent connections."""
+    """Let the system break silent connections: torch waits for a store's answer without a limit."""
     while True:
         limit_silence(seconds)
         time.sleep(POLL)
@@ -152,24 +154,19 @@ def notice_cut_links(seconds: int) -> None:
 
 def limit_silence(seconds: int) -> None:
     """Set the limit on every TCP connection of this process."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                connection = socket.socket(fileno=int(name))
-                try:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
-                finally:
-                    connection.detach()  # someone else owns the descriptor
+    for link in psutil.Process().net_connections("tcp"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link.fd)) as connection:  # closed meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
 
 
 def read_timeout(options: argparse.Namespace) -> int:
-    """The seconds that torchrun's own setting gives a node's store to answer."""
+    """Return the seconds that torchrun's own setting gives a node's store to answer."""
     settings = dict(word.partition("=")[::2] for word in options.rdzv_conf.split(","))
     return int(settings.get("read_timeout", 60))
 
 
 def unmet(options: argparse.Namespace, error: Exception) -> str:
-    """Why the nodes did not meet, or lost each other."""
+    """Say why the rendezvous failed."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     if isinstance(error, RendezvousClosedError):
         return f"a launcher of another node has ended this run (--rdzv-id={options.rdzv_id} at {where})"
@@ -183,7 +180,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
 
 
 def codes(folder: str) -> list[int]:
-    """The exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
+    """Return the exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
     return [int(text) for path in Path(folder).glob("*") if (text := path.read_text())]
 
 

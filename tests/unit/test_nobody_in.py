@@ -199,4 +199,4 @@ def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
         server.set(key, "2")
     ranks = world.connect(timedelta(seconds=10))
     assert not ranks.check(["ended"])
-    assert world.is_first_in_store(ranks, 75) and ranks.get("ended") == b"75"
+    assert world.is_first_in_store(75) and ranks.get("ended") == b"75"
