@@ -183,7 +183,7 @@ def load_discriminator(config: Config, method: Method, num_classes: int, found: 
         return None
     w = build_counterpart(config, method, config.num_members, num_classes)
     assert isinstance(w, Discriminator)
-    tensors = checkpoint.load_part(found, "discriminator", w)
+    tensors = checkpoint.tensors_of(found, "discriminator", w)
     checkpoint.load_weights(w, tensors)
     w.network.load_state_dict(weights_of_w(tensors))
     return w

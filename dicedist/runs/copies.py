@@ -18,6 +18,7 @@ from dicedist.data.remote import reason_of
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST, MANIFEST_LIMIT, NewerFormat
+from dicedist.runs.files import sync
 from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
@@ -101,34 +102,19 @@ def manifests(bucket: Bucket, there: Collection[str]) -> dict[int, bytes]:
 def fetch(bucket: Bucket, run: Run, step: int, text: bytes) -> None:
     """ValueError if a file is not what the manifest says."""
     origin, draft = bucket.inside(folder_of(step)), checkpoint.partial(run.checkpoints, step)
-    found = described(origin, step, text)
+    found = checkpoint.described(text, Path(str(origin)), step)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     for name, (size, sha256) in found.files.items():
         if origin.take(name, draft / name, size) != sha256:
             raise ValueError(f"{origin}/{name} is damaged: its contents are not those of the manifest")
-        checkpoint.sync(draft / name)
+        sync(draft / name)
     (draft / MANIFEST).write_bytes(text)
-    checkpoint.sync(draft / MANIFEST)
+    sync(draft / MANIFEST)
     final = checkpoint.path_of(run.checkpoints, step)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    checkpoint.sync(run.checkpoints)
-
-
-def described(origin: Bucket, step: int, text: bytes) -> checkpoint.Checkpoint:
-    try:
-        return checkpoint.described(json.loads(text), Path(str(origin)), step)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{origin}/{MANIFEST} is damaged") from error
-
-
-def loss_in(text: bytes) -> float | None:
-    """The loss that a manifest tells."""
-    try:
-        return json.loads(text)["about"]["loss"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    sync(run.checkpoints)
 
 
 def folder_of(step: int) -> str:

@@ -7,7 +7,6 @@ its own that never jumps, and a lease that stays the same for TERM seconds belon
 create the file of the next number, which only one can. The owner of a lower number has lost it, and sends no more.
 """
 
-import json
 import os
 import socket
 import threading
@@ -20,8 +19,7 @@ import psutil
 
 from dicedist.cluster.heartbeat import advance
 from dicedist.runs.bucket import Bucket, Unreachable
-from dicedist.runs.checkpoint import digest_of
-from dicedist.runs.files import MARK
+from dicedist.runs.files import dump_checked, load_checked
 
 TERM, BEAT, LOOK = 60.0, 10.0, 1.0  # seconds: until a silent owner counts as dead, between its signs of life, looks
 PREFIX, LARGEST = ".lease-", 10_000
@@ -111,19 +109,16 @@ class Lease:
         """Its number, 0 if there is none, and what it says, nothing if it is damaged."""
         number = max(self.numbers(), default=0)
         try:
-            found = json.loads(self.bucket.read(name_of(number), LARGEST) or b"{}") if number else {}
-            whole = found.pop(MARK, None) == digest_of(found)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            whole = False
-        return number, found if whole else {}
+            return number, load_checked(self.bucket.read(name_of(number), LARGEST) or b"") if number else {}
+        except (ValueError, RecursionError):
+            return number, {}
 
     def numbers(self) -> list[int]:
         names = [name.removeprefix(PREFIX) for name in self.bucket.listed() if name.startswith(PREFIX)]
         return [int(name) for name in names if name.isdecimal()]
 
     def text(self) -> bytes:
-        plain = {**self.about, "beat": self.beats}
-        return json.dumps({**plain, MARK: digest_of(plain)}).encode()
+        return dump_checked({**self.about, "beat": self.beats}).encode()
 
 
 def name_of(number: int) -> str:

@@ -25,6 +25,7 @@ from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint
+from dicedist.runs.files import sync
 from dicedist.runs.run import Run
 from dicedist.runs.uploads import NoUploads
 
@@ -144,7 +145,7 @@ class Saver:
         for name, (size, sha256) in files.items():
             assert self.transfer is not None
             self.transfer.take(draft / name)
-            checkpoint.sync(draft / name)
+            sync(draft / name)
             checkpoint.verify(draft, name, size, sha256)
 
     def finish(self) -> bool:

@@ -21,7 +21,7 @@ from dicedist.runs import checkpoint, copies, resume
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
 from dicedist.runs.copies import folder_of, name_of
-from dicedist.runs.files import read_plain
+from dicedist.runs.files import digest, read_plain
 from dicedist.runs.lease import Lease, Lost
 from dicedist.runs.run import Run
 
@@ -176,7 +176,7 @@ class Uploads(NoUploads):
 
     def thin_out(self, there: dict[int, bytes], last: int) -> None:
         """Removes as on the disk: the newest stay, and one from before the loss rose; what has no manifest goes."""
-        losses = {step: copies.loss_in(text) for step, text in there.items()}
+        losses = {step: checkpoint.loss_in(text) for step, text in there.items()}
         for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
             del there[step]
         names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
@@ -196,7 +196,7 @@ class Uploads(NoUploads):
         if self.marks.get(name) == mark or not stat.S_ISREG(about.st_mode):
             return
         if about.st_size > AT_ONCE:
-            self.bucket.send(path, name, checkpoint.digest(path))
+            self.bucket.send(path, name, digest(path))
         else:  # it may grow meanwhile
             self.bucket.write(name, read_plain(path, 2 * AT_ONCE))
         self.marks[name] = mark
