@@ -21,7 +21,7 @@ from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
 MISSED = 4.0  # seconds to wait for pulses once a message has failed: a rank without any is gone
-ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: that a run is done is never told this way
+ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: a run that is done never ends this way
 LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)

@@ -1,7 +1,7 @@
 """Checkpoints: one folder each, one safetensors file per part, a manifest written last. No pickle is read or written.
 
 checkpoints/step-00001200/
-    member-0.safetensors ... discriminator.safetensors   weights, their average, optimiser state, by part: the same on
+    member-0.safetensors ... discriminator.safetensors   weights, their average, optimizer state, by part: the same on
                                                          any placement
     manifest.json                                        step, size and sha256 of each file, what else the run must know
 
@@ -31,7 +31,7 @@ MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
 AVERAGE = "average."  # the state of a MovingAverage
 AVERAGED_WEIGHTS = f"{AVERAGE}module."
-OPTIMIZERS = ("optimizer", "second")  # how the states of a part's optimisers are called
+OPTIMIZERS = ("optimizer", "second")  # names of the states of a part's optimizers
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
 RISEN = 2.0  # times the lowest loss so far
 FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder

@@ -24,7 +24,7 @@ from dicedist.runs.run import Run
 
 LIKE = Run("")  # for the names of files
 LABEL = re.compile(r"[\w,=+-][\w.,=+-]*")
-LARGEST = 2**33  # bytes of a file beside the checkpoints
+LARGEST = 2**33  # bytes of a file that is no part of a checkpoint
 STATE = ".copied.json"
 Listing = dict[str, list[Any]]  # Bucket.listed()
 

@@ -1,4 +1,4 @@
-"""What a run prints at its start: which rank hosts what, what a step sends, and on a CPU how long it will take."""
+"""The lines that a run prints at its start: the placement, the traffic of a step, on a CPU the time it will take."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ def announce(
     steps_left: int,
     tracker: SilentTracker,
 ) -> None:
-    """All ranks must call it. footprint: bytes of this rank's parts, by kind."""
+    """Print the lines; all ranks call this. footprint: bytes of this rank's parts, by kind."""
     placement, hosted = exchange.placement, step.hosted
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
     of_w = sum(p.numel() for p in hosted.w.parameters()) if hosted.w else 0
@@ -57,7 +57,7 @@ def announce(
     )
     if config.teacher.sha256:
         tracker.say(f"taught by the {plural(len(config.teacher.sha256), 'member')} of {config.teacher.run}")
-    tracker.say(classes_told(source))
+    tracker.say(class_counts(source))
     if step.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
@@ -66,8 +66,8 @@ def announce(
         tracker.say(f"on this CPU training and evaluation take about {left}")
 
 
-def classes_told(source: Source) -> str:
-    """The inputs of every class; of many classes the smallest and largest; in one line if all have as many."""
+def class_counts(source: Source) -> str:
+    """Count the inputs of every class; of many classes the smallest and largest; in one line if all have as many."""
     counts = {split: getattr(source, split).labels_N.bincount(minlength=source.num_classes) for split in SPLITS}
     train_K = counts["train"]
     if train_K.min() == train_K.max():
@@ -81,7 +81,7 @@ def classes_told(source: Source) -> str:
 
 
 def too_small(source: Source, memory: int) -> list[str]:
-    """w draws partners of the same class from the batch and the memory: a class needs more inputs than that keeps."""
+    """Warn of classes with no more inputs than the class memory keeps: w would meet the same partners all the time."""
     counts_K = source.train.labels_N.bincount(minlength=source.num_classes)
     small = (counts_K <= memory).nonzero().flatten().tolist()
     if not small:

@@ -1,4 +1,4 @@
-"""Where a run is sent to: a server, or an sqlite file; and who may decide that."""
+"""The store that a run is sent to: a server, or an sqlite file."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
 def chosen_store(wanted: str | None) -> str:
-    """What the user says, or the environment, or the default. Nothing in a run's folder decides whom we call."""
+    """Return the store that the user names, or the environment, or the default. A run's folder never chooses it."""
     return absolute(wanted or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
 
 
 def refuse_another_store(run: Run, uri: str) -> None:
-    """A run that was sent elsewhere before is not sent to a second store unless the user says so."""
+    """Raise ValueError if the run was sent to another store before, unless the user names this one."""
     before, shown = read_or_nothing(run.mirror_file).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
@@ -29,19 +29,20 @@ def refuse_another_store(run: Run, uri: str) -> None:
 
 
 def absolute(uri: str) -> str:
-    """An sqlite file by its whole path, so that it is the same one from any working directory."""
+    """Give an sqlite file its whole path, so that it is the same from any working directory."""
     scheme, _, path = uri.partition(":///")
     return f"sqlite:///{Path(path).expanduser().absolute()}" if scheme == "sqlite" else uri
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder of an sqlite file; None if a server holds the database."""
+    """Return the folder of an sqlite file; None if a server holds the database."""
     scheme, _, path = uri.partition(":///")
     return Path(path).resolve().parent if scheme == "sqlite" else None
 
 
 def files_of(uri: str, experiment: str) -> str | None:
-    """Artifacts go beside an sqlite file; MLflow would use the working directory. None: the server decides."""
+    """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
+    decides."""
     folder = folder_of(uri)
     return (folder / "mlruns" / experiment).as_uri() if folder else None
 
@@ -53,13 +54,13 @@ def alone(uri: str) -> contextlib.AbstractContextManager[None]:
 
 
 def without_password(uri: str) -> str:
-    """For messages and files."""
+    """Return the address as messages and files may show it."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def read_or_nothing(path: Path) -> dict[str, Any]:
-    """What a JSON file says; of a missing or damaged one nothing is believed."""
+    """Return the values of a JSON file; none of a missing or damaged one."""
     try:
         return read_json(path)
     except (OSError, ValueError):
