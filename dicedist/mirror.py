@@ -38,8 +38,9 @@ def run(arguments: Sequence[str]) -> None:
     if len(names) != 1:
         raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
     require("mlflow", "dicedist mirror")
-    from dicedist.runs.run import Run  # not above: torch takes seconds, which help and refusals need not
-    from dicedist.tracking.mlflow.mirror import Mirror, only_one
+    from dicedist.runs.lock import locked  # not above: torch takes seconds, which help and refusals need not
+    from dicedist.runs.run import Run
+    from dicedist.tracking.mlflow.mirror import Mirror
     from dicedist.tracking.mlflow.store import chosen_store, refuse_another_store
 
     sent, follow = Run.open(names[0]), "--follow" in arguments
@@ -53,7 +54,8 @@ def run(arguments: Sequence[str]) -> None:
     config = sent.config()
     trusted = replace(config.network, trusted=settings.get("network.trusted") == "true")
     config = replace(config, network=trusted)
-    with only_one(sent, wait=follow):
+    # A restarted training may come back before the mirror of its last attempt has ended: its own mirror waits.
+    with locked(sent.mirror_lock_file, None if follow else f"the records of {sent} are being sent already"):
         mirror = Mirror(sent, config, uri)
         if follow:
             mirror.follow()

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> None:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("write the address at which nodes reach this machine: dicedist store 10.0.0.5:29400")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by torch: no line for every node without a name
-    from dicedist.cluster.meeting import serve  # not above: torch takes seconds, which help and refusals need not
+    from dicedist.cluster.elastic import serve  # not above: torch takes seconds, which help and refusals need not
 
     serve(host.strip("[]"), int(port))
 

@@ -1,4 +1,4 @@
-"""Records and agreements between all ranks, on the host: what a run needs besides the tensors of a step."""
+"""Records and agreements between all ranks, on the host."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ class Control:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank keeps the records and prints the output."""
+        """Return whether this rank keeps the records and prints the output."""
         return self.rank == REPORTER
 
     def agree(self, flag: int) -> int:
@@ -56,9 +56,9 @@ class Control:
         length = torch.tensor([len(text)])
         with between_ranks():
             dist.broadcast(length, src=REPORTER)
-            told = text if self.reports else torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(told, src=REPORTER)
-        return decoded(told)
+            received = text if self.reports else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(received, src=REPORTER)
+        return decoded(received)
 
     def report(self, record: Record) -> list[Record]:
         """The reporter receives the records of all ranks; the others receive none."""

@@ -1,4 +1,4 @@
-"""What ranks tell each other before they form a group: the node of each, and that all mean the same run."""
+"""The handshake of ranks before they form a group: they learn the node of each, and must mean the same run."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ Card = dict[str, Any]
 
 
 def shake_hands(config: Mapping[str, Any], size: int | str, timeout: float) -> tuple[list[int], int | str]:
-    """All ranks call this before the group exists; returns the node of each rank, and the ensemble's size from rank 0.
+    """Return the node of each rank, and the ensemble's size from rank 0. All ranks call this before the group exists.
 
     config: flattened into full keys and their values.
     """
@@ -39,7 +39,7 @@ def shake_hands(config: Mapping[str, Any], size: int | str, timeout: float) -> t
 
 
 def exchange_cards(own: Card, timeout: float) -> list[Card]:
-    """All ranks call this, each with its own card; each receives the cards of all."""
+    """Give each rank the cards of all ranks; all ranks call this."""
     if world_size() == 1:
         return [own]
     store = enter(timeout).store

@@ -21,7 +21,7 @@ from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
 MISSED = 4.0  # seconds to wait for pulses once a message has failed: a rank without any is gone
-ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: that a run is done is never told this way
+ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: a run that is done never ends this way
 LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)
@@ -31,14 +31,14 @@ _work = 0  # pieces done by this process
 
 
 def advance() -> None:
-    """A piece of work is done: a message, a batch of images, a file. Any thread may call this."""
+    """Count a piece of work: a message, a batch of images, a file. Any thread may call this."""
     global _work
     _work += 1
 
 
 @contextlib.contextmanager
 def between_ranks() -> Iterator[None]:
-    """Wraps every message of the main thread: pulses say that it waits, and a RuntimeError becomes MessageFailed."""
+    """Wrap every message of the main thread: pulses say that it waits, and a RuntimeError becomes MessageFailed."""
     global _messages
     _messages += 1
     try:
@@ -68,12 +68,15 @@ class Heartbeat:
         self.pulses = [""] * len(names)
         self.works = [""] * len(names)
         self.reset_clocks()
-        self.longest = 0.0  # seconds between two pieces of work so far
-        self.begun = False  # whether the group has done any
+        self.longest = 0.0  # seconds between two pieces of work so far; 0 until the group has done its first
         self.heard = time.monotonic()  # when the store last answered
         self.leaving = threading.Event()
         self.thread = threading.Thread(target=self.live, name="heartbeat", daemon=True)
         self.thread.start()
+
+    @property
+    def own_name(self) -> str:
+        return self.names[self.rank]
 
     def reset_clocks(self) -> None:
         self.seen = [time.monotonic()] * len(self.names)
@@ -97,9 +100,7 @@ class Heartbeat:
         if self.store.check(["ended"]) and (code := self.store.get("ended").decode()) in ENDINGS:
             self.end("", int(code))
         for rank, name in enumerate(self.names):
-            key = f"pulse/{rank}"
-            pulse = self.store.get(key).decode() if self.store.check([key]) else ""
-            now = time.monotonic()
+            pulse, now = self.pulse(rank), time.monotonic()
             if pulse != self.pulses[rank]:
                 self.pulses[rank], self.seen[rank] = pulse, now
                 self.note_work(rank, pulse, now)
@@ -108,7 +109,7 @@ class Heartbeat:
                     f"{name} has given no sign of life for {self.timeout:.0f} s: stopped, or its machine is lost", 1
                 )
         # A group that works in long pieces is allowed longer ones.
-        allowed = max(self.timeout, LONGER * self.longest) if self.begun else LONGER * self.timeout
+        allowed = max(self.timeout, LONGER * self.longest) if self.longest else LONGER * self.timeout
         if time.monotonic() - self.worked > allowed:
             self.end(self.hung() or "all ranks wait for each other", 1)
 
@@ -116,11 +117,11 @@ class Heartbeat:
         work = pulse.split(" ")[1] if " " in pulse else pulse
         if work != self.works[rank]:
             if self.works[rank]:
-                self.begun, self.longest = True, max(self.longest, now - self.worked)
+                self.longest = max(self.longest, now - self.worked)
             self.works[rank], self.worked = work, now
 
     def gone(self) -> str | None:
-        """Called in the main thread: who has no pulse any more, in words."""
+        """Name the rank that has no pulse any more. The main thread calls this."""
         with between_ranks():  # so that this rank counts as waiting, not as late
             time.sleep(MISSED)  # meanwhile the heartbeat ends this process if another rank reports the reason
         if not self.thread.is_alive():
@@ -134,11 +135,11 @@ class Heartbeat:
         return f"{self.names[silent]} is gone: killed, or its machine is lost"
 
     def blame(self) -> str | None:
-        """Called in the main thread after a message failed: who did not do its part; None if nobody can be named."""
+        """Name the rank that did not do its part, after a message failed. The main thread calls this."""
         return self.gone() or self.hung()
 
     def hung(self) -> str | None:
-        """Which rank the others wait for."""
+        """Name the rank that the others wait for."""
         seconds = time.monotonic() - self.worked
         for name, pulse in zip(self.names, self.pulses, strict=True):
             where = pulse.rpartition(" ")[2]
@@ -152,18 +153,18 @@ class Heartbeat:
         self.thread.join(2 * BEAT)
 
     def outlast(self) -> None:
-        """Called after `leave` on the rank that keeps the store: wait for the others, which still use it."""
+        """Wait for the other ranks, after `leave`, on the rank that keeps the store: they still use it."""
         deadline = time.monotonic() + MISSED
-        while not all(self.has_left(rank) for rank in range(len(self.names))) and time.monotonic() < deadline:
+        while any(self.pulse(rank) != LEFT for rank in range(len(self.names))) and time.monotonic() < deadline:
             time.sleep(BEAT / 10)
 
-    def has_left(self, rank: int) -> bool:
+    def pulse(self, rank: int) -> str:
         key = f"pulse/{rank}"
-        return self.store.check([key]) and self.store.get(key).decode() == LEFT
+        return self.store.get(key).decode() if self.store.check([key]) else ""
 
 
 def position(thread: int) -> str:
-    """What the thread is doing: waiting for others, or the innermost function of this package that it is in."""
+    """Return what the thread does: it waits for others, or is in this function of this package."""
     if _messages:
         return WAITING
     frame = sys._current_frames().get(thread)

@@ -9,7 +9,6 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 import argparse
 import contextlib
 import logging
-import pickle
 import signal
 import socket
 import sys
@@ -23,102 +22,46 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
-from torch.distributed import DistError, TCPStore
+import torch
+from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.launcher import api as launcher_api
 
+from dicedist.cluster import elastic
 from dicedist.cluster.process import ATTEMPT, EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
 from dicedist.cluster.signals import ASKING
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
-GOODBYE = 5  # seconds that a stopped launcher waits for those of other nodes
-SILENCE = 10.0  # seconds, twice those between two signs of life of a launcher
 DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # they are handled here
 
 
 class Loopback(StaticTCPRendezvous):
-    """A rendezvous of a single node with itself."""
+    """The rendezvous of a single node with itself."""
 
     def __init__(self, parameters: RendezvousParameters):
         listener = socket.create_server(("127.0.0.1", 0))
         address, port = listener.getsockname()
         super().__init__(address, port, rank=0, world_size=1, run_id=parameters.run_id, timeout=60)
-        limit = timedelta(seconds=60)
-        self._store = TCPStore(address, port, 1, True, limit, multi_tenant=True, master_listen_fd=listener.detach())
+        self.store = TCPStore(address, port, 1, True, timedelta(seconds=60), master_listen_fd=listener.detach())
 
     def get_backend(self) -> str:
         return "loopback"
 
-
-def meet_anew(parameters: RendezvousParameters) -> RendezvousHandler:
-    """torch's rendezvous of nodes by a store, with a new store for the ranks of every round.
-
-    torch keeps the first round's: a node that joins later is never told where it is, and when its host is lost, the
-    others go on to look for it there.
-    """
-    backend, store = create_backend(parameters)
-    reopen(backend)
-    handler = create_handler(store, backend, parameters)
-    handler._backend_name = parameters.backend
-    join = handler.next_rendezvous
-
-    def join_anew() -> RendezvousInfo:
-        handler._bootstrap_store_info = handler._shared_tcp_store_server = None
-        found = join()
-        os.environ[ATTEMPT] = str(handler._state_holder.state.round)  # torch's own count differs between nodes
-        return found
-
-    handler.next_rendezvous = join_anew  # type: ignore[method-assign]
-    return handler
-
-
-def reopen(backend: C10dRendezvousBackend) -> None:
-    """A store outside the nodes remembers for ever that a run of this name has ended, which this launcher continues.
-
-    Launchers of the earlier start may still be ending: what they share must have stood still for a while.
-    """
-    seen, since = None, time.monotonic()
-    while (found := backend.get_state()) is not None and pickle.loads(found[0]).closed:
-        if found[1] != seen:
-            seen, since = found[1], time.monotonic()
-        elif time.monotonic() - since > SILENCE:
-            backend._call_store("compare_set", backend._key, found[1].decode(), backend._NULL_SENTINEL)
-        time.sleep(1)
-
-
-class Agent(LocalElasticAgent):
-    """torchrun's agent, which tells a run that was stopped from one that is done."""
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Ranks that were asked to make room for a node that joins have ended, but the run goes on."""
-        found = super()._monitor_workers(worker_group)
-        if found.state == WorkerState.SUCCEEDED and EXIT_STOPPED in codes(os.environ[LAUNCHER]):
-            if worker_group.spec.rdzv_handler.num_nodes_waiting():
-                return RunResult(WorkerState.HEALTHY)
-        return found
-
-    def _exit_barrier(self) -> None:
-        """The launcher that was asked to stop does not come: the others need not wait for minutes."""
-        if EXIT_STOPPED in codes(os.environ[LAUNCHER]):
-            self._exit_barrier_timeout = GOODBYE
-        super()._exit_barrier()
+    def next_rendezvous(self) -> RendezvousInfo:
+        address = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(PrefixStore(self.run_id, self.store), 0, 1, address)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,22 +69,15 @@ def main(arguments: Sequence[str]) -> int:
     os.environ["TORCH_CPP_LOG_LEVEL"] = RANKS_LOG_LEVEL
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.pop(ATTEMPT, None)
-    launcher_api.LocalElasticAgent = Agent  # type: ignore[misc]
     options = torchrun.parse_args([*DEFAULTS, *arguments])
     if options.nnodes in ("1", "1:1"):
         rendezvous_handler_registry.register("loopback", Loopback)
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
         options.rdzv_id = str(uuid.uuid4())
         os.environ[SECRET] = uuid.uuid4().hex  # of this run: in the environment of its ranks only
-    else:
-        # torchrun would take the host's name, which other nodes may not know.
-        first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
-        options.local_addr = options.local_addr or own_address_to(first)
-        if options.rdzv_backend == "c10d":
-            rendezvous_handler_registry.register("nodes", meet_anew)
-            options.rdzv_backend = "nodes"
-        if sys.platform == "linux":
-            threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
+    elif refused := prepare_nodes(options):
+        print(f"dicedist: {refused}", file=sys.stderr)
+        return EXIT_USER
     with tempfile.TemporaryDirectory(prefix="dicedist-", ignore_cleanup_errors=True) as folder:
         os.environ[LAUNCHER] = folder
         try:
@@ -155,16 +91,39 @@ def main(arguments: Sequence[str]) -> int:
             if EXIT_STOPPED in (found := codes(folder)):  # the store went with the launcher that was asked to stop
                 return worst(found)
             print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
-            return worst([*codes(folder), EXIT_FAULT])
+            return worst([*found, EXIT_FAULT])
         except SignalException:
+            elastic.leave()
             return worst([*codes(folder), EXIT_STOPPED])
         return worst(codes(folder))
 
 
+def prepare_nodes(options: argparse.Namespace) -> str | None:
+    """Set up the rendezvous of several nodes. Return a message if this torch cannot do what is asked for."""
+    # torchrun would take the host's name, which other nodes may not know.
+    first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
+    options.local_addr = options.local_addr or own_address_to(first)
+    if options.rdzv_backend == "c10d":
+        reason = elastic.why_unsupported()
+        if reason is None:
+            rendezvous_handler_registry.register(elastic.BACKEND, elastic.join)
+            options.rdzv_backend = elastic.BACKEND
+        elif ":" in options.nnodes:
+            return (
+                f"--nnodes={options.nnodes}: nodes cannot come and go with torch {torch.__version__} ({reason}): "
+                "write the number of nodes, or install torch 2.14"
+            )
+    if sys.platform == "linux":
+        threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
+    return None
+
+
 @contextlib.contextmanager
 def passing_signals_on() -> Iterator[None]:
-    """The first signal makes torchrun ask the ranks and wait for them, a later one is the ranks' alone: torchrun itself
-    would break off in the middle of stopping them, and take SIGHUP even under nohup."""
+    """Let torchrun stop the ranks after the first signal, and pass later ones to the ranks only.
+
+    torchrun itself would break off in the middle of stopping them, and take SIGHUP even under nohup.
+    """
     asked = False
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -187,7 +146,7 @@ def passing_signals_on() -> Iterator[None]:
 
 
 def notice_cut_links(seconds: int) -> None:
-    """torch waits for a store's answer without a limit, so the system is told to break silent connections."""
+    """Let the system break silent connections: torch waits for a store's answer without a limit."""
     while True:
         limit_silence(seconds)
         time.sleep(POLL)
@@ -195,24 +154,19 @@ def notice_cut_links(seconds: int) -> None:
 
 def limit_silence(seconds: int) -> None:
     """Set the limit on every TCP connection of this process."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # not TCP, or closed meanwhile
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                connection = socket.socket(fileno=int(name))
-                try:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
-                finally:
-                    connection.detach()  # someone else owns the descriptor
+    for link in psutil.Process().net_connections("tcp"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link.fd)) as connection:  # closed meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
 
 
 def read_timeout(options: argparse.Namespace) -> int:
-    """The seconds that torchrun's own setting gives a node's store to answer."""
+    """Return the seconds that torchrun's own setting gives a node's store to answer."""
     settings = dict(word.partition("=")[::2] for word in options.rdzv_conf.split(","))
     return int(settings.get("read_timeout", 60))
 
 
 def unmet(options: argparse.Namespace, error: Exception) -> str:
-    """Why the nodes did not meet, or lost each other."""
+    """Say why the rendezvous failed."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     if isinstance(error, RendezvousClosedError):
         return f"a launcher of another node has ended this run (--rdzv-id={options.rdzv_id} at {where})"
@@ -226,7 +180,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
 
 
 def codes(folder: str) -> list[int]:
-    """The exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
+    """Return the exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
     return [int(text) for path in Path(folder).glob("*") if (text := path.read_text())]
 
 

@@ -19,15 +19,18 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from dicedist.cluster import signals
 from dicedist.console.lines import printable, put, redacted
 
+if TYPE_CHECKING:
+    from dicedist.cluster.world import Joined
+
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
-SECRET = "DICEDIST_SECRET"  # what only ranks of this run know: it begins every key that they write to the store
-ATTEMPT = "DICEDIST_ATTEMPT"  # how often the nodes of this launch have met, where torchrun's own count may differ
+SECRET = "DICEDIST_SECRET"  # known to the ranks of this run only: it begins every key that they write to the store
+ATTEMPT = "DICEDIST_ATTEMPT"  # the number of the rendezvous; torchrun's own count may differ between nodes
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 STDOUT = 1
@@ -43,26 +46,10 @@ class Unsent(Exception):
 
 
 class MessageFailed(RuntimeError):
-    """A message between ranks did not come through, which is rarely the fault of the rank that notices."""
+    """A message between ranks failed, which is rarely the fault of the rank that notices."""
 
 
-class Group(Protocol):
-    """What a rank can ask of its group when something goes wrong; dicedist.cluster.world implements it."""
-
-    @property
-    def own_name(self) -> str: ...
-
-    def gone(self) -> str | None:
-        """Who has no pulse any more, in words."""
-
-    def blame(self) -> str | None:
-        """Which rank did not do its part, in words."""
-
-    def is_first_to_end(self, code: int) -> bool:
-        """Whether no other rank has reported why the group ends; if so, the others end with the same code."""
-
-
-group: Group | None = None  # set while this process is a rank of a group
+group: "Joined | None" = None  # set while this process is a rank of a group
 
 
 def world_size() -> int:
@@ -74,12 +61,12 @@ def this_rank() -> int:
 
 
 def attempt() -> int:
-    """How often this launch has started its ranks before."""
+    """Return how often this launch has started its ranks before."""
     return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def under_agent() -> bool:
-    """Whether torchrun's agent keeps the store, which then outlives every rank."""
+    """Return whether torchrun's agent keeps the store, which then outlives every rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -99,7 +86,7 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def tune_malloc() -> None:
-    """Keep glibc from returning activations' memory to the system and fetching it anew, page by page, each step."""
+    """Keep glibc from returning the memory of activations to the system after each step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value that it accepts
@@ -107,14 +94,14 @@ def tune_malloc() -> None:
 
 
 def nobody_reads() -> bool:
-    """Whether the reader of what is printed has gone, as `| head` does when it has enough."""
+    """Return whether nobody reads the output any more, as after `| head`."""
     printed = select.poll()
     printed.register(STDOUT, 0)  # 0: only errors
     return bool(printed.poll(0))
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """The message for an error, and the exit code."""
+    """Return the message for an error, and the exit code."""
     if isinstance(error, EndedElsewhere) or (isinstance(error, BrokenPipeError) and nobody_reads()):
         return "", EXIT_USER
     if isinstance(error, ValueError | OSError):
@@ -125,15 +112,15 @@ def explained(error: BaseException) -> tuple[str, int]:
         return f"{own_prefix()}{too_small}", EXIT_USER
     if isinstance(error, signals.Stopped):
         # If the ranks did not agree to stop, a launcher may be ending the ranks that are left after one was lost.
-        gone = group.gone() if group and not error.args else None
+        gone = group.heartbeat.gone() if group and not error.args else None
         return (gone, EXIT_FAULT) if gone else (str(error) or "stopped on request", EXIT_STOPPED)
-    if group and isinstance(error, MessageFailed) and (blamed := group.blame()):
+    if group and isinstance(error, MessageFailed) and (blamed := group.heartbeat.blame()):
         return blamed, EXIT_FAULT
     return f"{own_prefix()}{type(error).__name__}: {one_line(error)} (DICEDIST_DEBUG=1 shows where)", EXIT_FAULT
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """The message for a GPU whose memory did not suffice; None for any other error."""
+    """Return the message for a GPU whose memory did not suffice; None for any other error."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_available():
         return None
@@ -144,7 +131,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 def own_prefix() -> str:
     """The start of a message about this rank."""
-    return f"{group.own_name}: " if group else ""
+    return f"{group.heartbeat.own_name}: " if group else ""
 
 
 def one_line(error: BaseException) -> str:
@@ -171,24 +158,17 @@ def tell_torchrun(message: str) -> None:
 
 
 def is_first_to_end(code: int) -> bool:
+    """Return whether no other rank has reported why the group ends; if so, the others end with the same code."""
     answers: list[bool] = []
-    # In a thread, because a store behind a cut link never answers.
-    asking = threading.Thread(target=lambda: answers.append(ask_group(code)), daemon=True)
-    asking.start()
-    asking.join(STORE_PATIENCE)
-    return answers[0] if answers else os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def ask_group(code: int) -> bool:
-    """A rank that fails before it has joined its group asks through the store that the agent keeps."""
-    if group is not None:
-        return group.is_first_to_end(code)
     # A signal may have come in the middle of importing torch, which cannot be imported a second time.
-    if under_agent() and (code != EXIT_STOPPED or "dicedist.cluster.world" in sys.modules):
+    if group or (under_agent() and (code != EXIT_STOPPED or "dicedist.cluster.world" in sys.modules)):
         from dicedist.cluster.world import is_first_in_store
 
-        return is_first_in_store(None, code)
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+        # In a thread, because a store behind a cut link never answers.
+        asking = threading.Thread(target=lambda: answers.append(is_first_in_store(code)), daemon=True)
+        asking.start()
+        asking.join(STORE_PATIENCE)
+    return answers[0] if answers else os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def exit_process(code: int) -> NoReturn:
@@ -203,7 +183,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def left_for_launcher(code: int) -> bool:
-    """Whether the launcher will find the code: otherwise a run that failed would seem to have succeeded."""
+    """Return whether the launcher will find the code: otherwise a run that failed would seem to have succeeded."""
     folder = Path(os.environ[LAUNCHER])
     try:
         folder.mkdir(parents=True, exist_ok=True)  # whatever cleans temporary folders may have removed it

@@ -40,38 +40,21 @@ class World:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank keeps the records and prints the output."""
+        """Return whether this rank keeps the records and prints the output."""
         return self.rank == REPORTER
 
 
+@dataclass(frozen=True)
 class Joined:
     """The store of the group and this rank's heartbeat in it, from the handshake until the group is left."""
 
-    def __init__(self, timeout: float):
-        self.store = connect(timedelta(seconds=timeout))
-        names = [f"rank {rank}" for rank in range(world_size())]
-        # On its own connection, because the main thread may block the other one while it waits for a key.
-        self.heartbeat = Heartbeat(
-            self.store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, process.end
-        )
-
-    @property
-    def own_name(self) -> str:
-        return self.heartbeat.names[this_rank()]
-
-    def gone(self) -> str | None:
-        return self.heartbeat.gone()
-
-    def blame(self) -> str | None:
-        return self.heartbeat.blame()
-
-    def is_first_to_end(self, code: int) -> bool:
-        return is_first_in_store(self.store, code)
+    store: dist.Store
+    heartbeat: Heartbeat
 
 
 @contextlib.contextmanager
 def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
-    """Inside the context, this process is a rank of the group, or the only one. NCCL carries GPU tensors, gloo records.
+    """Make this process a rank of the group, or the only one. NCCL carries GPU tensors, gloo records.
 
     parts: what each rank hosts, for error messages.
     """
@@ -105,8 +88,12 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
 
 def enter(timeout: float) -> Joined:
     """Join the store and start the heartbeat; later calls return the same object until the group is left."""
-    if not isinstance(process.group, Joined):
-        process.group = Joined(timeout)
+    if process.group is None:
+        store = connect(timedelta(seconds=timeout))
+        names = [f"rank {rank}" for rank in range(world_size())]
+        # On its own connection, because the main thread may block the other one while it waits for a key.
+        pulse = Heartbeat(store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, process.end)
+        process.group = Joined(store, pulse)
     return process.group
 
 
@@ -122,13 +109,11 @@ def connect(limit: timedelta) -> dist.Store:
     return dist.PrefixStore(f"{os.environ.get(SECRET, '')}/attempt-{process.attempt()}", server)
 
 
-def is_first_in_store(store: dist.Store | None, code: int) -> bool:
-    """Whether no rank has reported yet why the group ends; if so, the other ranks' heartbeats end them with this code.
-
-    store: None if this rank has not joined the group.
-    """
+def is_first_in_store(code: int) -> bool:
+    """Return whether no rank has reported yet why the group ends; if so, the other ranks' heartbeats end them with
+    this code. A rank that fails before it has joined asks through the store that the agent keeps."""
     try:
-        store = store or connect(timedelta(seconds=STORE_PATIENCE))
+        store = process.group.store if process.group else connect(timedelta(seconds=STORE_PATIENCE))
         first = store.add("told", 1) == 1
         if first:
             store.set("ended", str(code))
@@ -151,7 +136,7 @@ def choose_interface() -> None:
 
 
 def warn_of_exposed_store() -> None:
-    """On one node nobody else needs torchrun's store, which unpickles what any client writes: that runs code."""
+    """Warn if torchrun's store of one node listens to the network: it unpickles what any client writes."""
     if LAUNCHER in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return
     port = int(os.environ["MASTER_PORT"])
@@ -174,7 +159,7 @@ def interface_to(host: str) -> str | None:
 
 
 def own_address_to(host: str) -> str | None:
-    """The address from which this machine reaches a host, or itself; None if it cannot be found."""
+    """Return the address from which this machine reaches a host, or itself; None if it cannot be found."""
     try:
         *_, (family, kind, _, _, address) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:

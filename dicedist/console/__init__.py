@@ -1,1 +1,1 @@
-"""What a person sees in a terminal: lines, warnings, tables, progress. Imports no other room."""
+"""Output for a terminal: lines, warnings, tables, progress. Imports no other room."""

@@ -1,4 +1,4 @@
-"""Lines for people: said on standard output, warned of on standard error."""
+"""Lines for people: messages on standard output, warnings on standard error."""
 
 import contextlib
 import re
@@ -17,19 +17,19 @@ def warn(text: str) -> None:
 
 
 def put(stream: TextIO, text: str) -> None:
-    """The stream may be closed, or lead to a full disk or to nobody: that is no reason to lose a run."""
+    """Write to a stream that may be closed, or lead to a full disk: that is no reason to lose a run."""
     with contextlib.suppress(OSError, ValueError):
         stream.write(redacted(text))
         stream.flush()
 
 
 def redacted(text: str) -> str:
-    """Without the user and password of any URL: every message passes here."""
+    """Remove the user and password of any URL; every message passes here."""
     return CREDENTIALS.sub("://***@", text)
 
 
 def printable(text: str) -> str:
-    """A file's name may hold line breaks, bytes that are no text, and commands to the terminal."""
+    """Replace line breaks, bytes that are no text and commands to the terminal, which a file's name may hold."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""How far long work has come: one line that is written over on a terminal, plain lines now and then elsewhere."""
+"""Progress of long work: on a terminal one line that is written over, elsewhere a plain line now and then."""
 
 import os
 import sys
@@ -14,16 +14,16 @@ REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
 
 
 class SilentProgress:
-    """For whoever must not speak."""
+    """For ranks that print nothing."""
 
     def show(self, done: int, figures: str = "", always: bool = False) -> None:
-        """always: even if the last line is recent. figures: more to say, behind the time that is left."""
+        """Show the count. always: even if the last line is recent. figures: text behind the time that is left."""
 
     def begin(self) -> None:
-        """The first of them begins now."""
+        """Start the clock."""
 
     def clear(self) -> None:
-        """Whoever prints a line of its own calls this first."""
+        """Remove the line, before another one is printed."""
 
 
 SILENT = SilentProgress()
@@ -52,7 +52,7 @@ class Progress(SilentProgress):
         self.draw(done, f"{duration(left)} left  {figures}" if done < self.total else figures)
 
     def begin(self) -> None:
-        """The first of them begins now; on a terminal a bar shows it."""
+        """Start the clock, and draw an empty bar on a terminal."""
         self.started = self.shown_at = time.monotonic()
         if self.terminal:
             self.draw(self.first, "")
@@ -79,7 +79,7 @@ class Progress(SilentProgress):
 
 
 def shortened(text: str, most: int) -> str:
-    """Keeps as many figures, which stand two spaces apart, as fit whole."""
+    """Keep as many figures, which stand two spaces apart, as fit whole."""
     while len(text) > most and "  " in text:
         text = text.rpartition("  ")[0]
     return text[:most]

@@ -19,7 +19,7 @@ from dicedist.algorithm.randomness import generator
 from dicedist.data import sources
 from dicedist.evaluation.about import VECTORS, About, not_ours
 from dicedist.evaluation.ensemble import Ensemble, restored
-from dicedist.runs.checkpoint import sync
+from dicedist.runs.files import sync
 from dicedist.runs.run import Run
 
 ABOUT = "about"

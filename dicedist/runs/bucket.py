@@ -1,7 +1,7 @@
 """A run's folder in a bucket, or wherever else fsspec writes: s3://, gs://, file://. Files are named as in run.py.
 
-What was written counts as there when it was read again and is the same: a store that cuts, changes or drops what it is
-given is noticed while the disk still has it. Credentials are the library's business, and come from where it looks.
+Each file that was written is read again and compared, so a store that cuts, changes or drops files is noticed while the
+disk still has them. Credentials come from where the library of the store looks for them.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PATIENCE, PAUSE = 30.0, 2.0  # seconds
 
 
 class Unreachable(OSError):
-    """The bucket did not do what it was asked; the message is one line without secrets."""
+    """The bucket failed; the message is one line without secrets."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Bucket:
 
     @classmethod
     def at(cls, url: str, what: str) -> Self:
-        """what: names it, for the messages, as in run.remote=s3://..."""
+        """what: its name in messages, as in run.remote=s3://..."""
         url = url.rstrip("/")
         options = OPTIONS.get(url.partition("://")[0], FRESH)
         return cls(url, *open_url(url, redacted(what), **options))
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """Where the run of a training is kept beside its disk; None if nowhere."""
+        """Return the bucket that keeps the run of a training; None if there is none."""
         remote = config.run.remote
         return cls.at(f"{remote.rstrip('/')}/{config.run.name}", f"run.remote={remote}") if remote else None
 
@@ -53,14 +53,14 @@ class Bucket:
         return Bucket(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
     def listed(self) -> dict[str, list[Any]]:
-        """Every file below, by its name from here: its size, and what changes when it is replaced."""
+        """Return the size and the state of every file, by its name from here; the state changes with the content."""
         with self.asked():
             found = self.files.find(self.path, detail=True)
         root = PurePosixPath(self.path)
         return {str(PurePosixPath(path).relative_to(root)): state_in(info) for path, info in found.items()}
 
     def holding(self, name: str) -> list["Bucket"]:
-        """This one if it has a file of this name, else those folders in it that have one; itself if there are none."""
+        """Return the folders in this bucket that have a file of this name; itself if it has one, or none has."""
         try:
             found = self.listed()
         except FileNotFoundError as error:
@@ -69,7 +69,7 @@ class Bucket:
         return below if below and name not in found else [self]
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The content of a file of at most so many bytes; None if there is no such file."""
+        """Return the content of a file of at most so many bytes; None if there is no such file."""
         with self.asked(), contextlib.suppress(FileNotFoundError):
             if int(self.files.info(f"{self.path}/{name}")["size"] or 0) > limit:
                 raise ValueError(f"{self}/{name} has more than the {limit:,} bytes that it may have")
@@ -77,20 +77,21 @@ class Bucket:
         return None
 
     def take(self, name: str, path: Path, size: int) -> str:
-        """Copies a file of this size to the disk; its sha256."""
-        sha256, left = hashlib.sha256(), size
-        with self.asked(), self.open(name) as file, path.open("wb") as target:
-            while left and (piece := file.read(min(CHUNK, left))):
+        """Copy a file of this size to the disk. Return its sha256."""
+        sha256, count = hashlib.sha256(), 0
+        with path.open("wb") as target:
+            for piece in self.pieces(name):
                 target.write(piece)
                 sha256.update(piece)
-                left -= len(piece)
-                advance()
-        if left:
-            raise ValueError(f"{self}/{name} ends {left:,} bytes before its {size:,}")
+                count += len(piece)
+                if count > size:
+                    break
+        if count != size:
+            raise ValueError(f"{self}/{name} has {'more' if count > size else 'fewer'} than its {size:,} bytes")
         return sha256.hexdigest()
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes under another name first: what was there before stays until what replaces it has arrived whole."""
+        """Write under another name first, so that the old file stays until the new one has arrived whole."""
         draft = f"{name}.partial"
         self.put(draft, content)
         self.compare(draft, hashlib.sha256(content).hexdigest())
@@ -103,13 +104,13 @@ class Bucket:
             self.files.pipe_file(f"{self.path}/{name}", content)
 
     def send(self, path: Path, name: str, sha256: str) -> None:
-        """A file that does not change while it is sent."""
+        """Send a file that does not change meanwhile."""
         with self.asked():
             self.files.put_file(str(path), f"{self.path}/{name}")
         self.compare(name, sha256)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Whether this call has made the file: of several at once, only one does."""
+        """Return whether this call has made the file: of several at once, only one does."""
         with self.asked():
             try:
                 with self.files.open(f"{self.path}/{name}", "xb") as file:
@@ -119,25 +120,27 @@ class Bucket:
         return True
 
     def remove(self, names: Sequence[str]) -> None:
-        """One after another, in this order; what is not there need not be removed."""
+        """Remove files in this order, as far as they exist."""
         for name in names:
             with self.asked(), contextlib.suppress(FileNotFoundError):
                 self.files.rm_file(f"{self.path}/{name}")
 
     def compare(self, name: str, sha256: str) -> None:
         found = hashlib.sha256()
-        with self.asked(), self.open(name) as file:
-            while piece := file.read(CHUNK):
-                found.update(piece)
+        for piece in self.pieces(name):
+            found.update(piece)
         if found.hexdigest() != sha256:
             raise Unreachable(f"{self}/{name} came back other than it was sent")
 
-    def open(self, name: str) -> Any:
-        return self.files.open(f"{self.path}/{name}", "rb", cache_type="none")
+    def pieces(self, name: str) -> Iterator[bytes]:
+        with self.asked(), self.files.open(f"{self.path}/{name}", "rb", cache_type="none") as file:
+            while piece := file.read(CHUNK):
+                advance()
+                yield piece
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Turns what the libraries raise, which have errors of their own, into one kind."""
+        """Turn the errors of the stores' libraries into one kind."""
         try:
             yield
         except (Unreachable, FileNotFoundError, ValueError):
@@ -146,7 +149,7 @@ class Bucket:
             raise Unreachable(f"{self}: {reason_of(error)}") from error
 
     def refuse_unwritable(self, what: str) -> None:
-        """Before anything that takes minutes: the bucket must exist and let us write. It has a moment to come back."""
+        """Raise ValueError if the bucket does not exist or cannot be written; it has a moment to come back."""
         probe, deadline = f".probe-{uuid.uuid4().hex}", time.monotonic() + PATIENCE
         while True:
             try:
@@ -160,6 +163,6 @@ class Bucket:
 
 
 def is_final(error: OSError) -> bool:
-    """Whether the bucket does not exist, or does not want us: that waiting will not change."""
-    told = (error, error.__cause__)
-    return any(isinstance(one, FileNotFoundError | PermissionError) or "Cred" in type(one).__name__ for one in told)
+    """Return whether the bucket does not exist, or refuses us: waiting will not change that."""
+    causes = (error, error.__cause__)
+    return any(isinstance(one, FileNotFoundError | PermissionError) or "Cred" in type(one).__name__ for one in causes)

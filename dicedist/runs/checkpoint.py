@@ -1,17 +1,16 @@
 """Checkpoints: one folder each, one safetensors file per part, a manifest written last. No pickle is read or written.
 
 checkpoints/step-00001200/
-    member-0.safetensors ... discriminator.safetensors   weights, their average, optimiser state, by part: the same on
+    member-0.safetensors ... discriminator.safetensors   weights, their average, optimizer state, by part: the same on
                                                          any placement
     manifest.json                                        step, size and sha256 of each file, what else the run must know
 
 A folder gets its name when it is complete and on disk; until then it is called .step-00001200.partial.
 """
 
+import contextlib
 import gzip
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,10 +20,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dicedist.algorithm.parts import Part, followed
+from dicedist.runs.files import digest, dump_checked, load_checked, read_plain, save_tensors, sync
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -32,7 +31,7 @@ MANIFEST_LIMIT = 2**24  # bytes
 WEIGHTS = "weights."
 AVERAGE = "average."  # the state of a MovingAverage
 AVERAGED_WEIGHTS = f"{AVERAGE}module."
-OPTIMIZERS = ("optimizer", "second")  # how the states of a part's optimisers are called
+OPTIMIZERS = ("optimizer", "second")  # names of the states of a part's optimizers
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
 RISEN = 2.0  # times the lowest loss so far
 FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
@@ -49,32 +48,30 @@ class Checkpoint:
 
     @property
     def complete(self) -> bool:
-        """Whether the training that wrote it had no further step to do."""
+        """Return whether the training that wrote it had no further step to do."""
         return self.step >= self.about.get("total_steps", self.step)
 
 
 def snapshot(part: Part) -> Tensors:
-    """A copy on the host, so that training can go on."""
+    """Copy a part to the host, so that training can go on."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state(part).items()}
 
 
 def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
-    """Called on the rank that saves the part; the returned entry goes into the manifest."""
+    """Write a part, on the rank that saves it. Return its entry of the manifest."""
     broken = [key for key, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{name} holds values that are not finite, {broken[0]} is the first")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.safetensors"
-    save_file(tensors, path)
-    allow_as_usual(path)
-    sync(path)
+    save_tensors(tensors, path)
     return {path.name: (path.stat().st_size, digest(path))}
 
 
 def complete(
     folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int, spared: Path | None = None
 ) -> None:
-    """Called on rank 0 when all ranks have written: adds the manifest, renames the folder, removes old checkpoints.
+    """Add the manifest, rename the folder and remove old checkpoints, on rank 0 when all ranks have written.
 
     spared: one that is in use and stays until the next time.
     """
@@ -84,44 +81,46 @@ def complete(
         raise FileNotFoundError(f"{draft / missing[0]} is not there, though the rank that wrote it shares this folder")
     entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()}
     manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
-    (draft / MANIFEST).write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
+    (draft / MANIFEST).write_text(dump_checked(manifest))
     sync(draft / MANIFEST)
     sync(draft)
     if final.exists():  # it is damaged, otherwise the run would have continued from it
         shutil.rmtree(final)
     draft.rename(final)
     sync(final.parent)
-    losses = {step_of(path): loss_of(path) for path in saved(folder)}
+    losses = {step_of(path): loss_in(manifest_in(path)) for path in saved(folder)}
     for old in superfluous(losses, step, keep):
         if path_of(folder, old) != spared:
             shutil.rmtree(path_of(folder, old), ignore_errors=True)
 
 
 def superfluous(losses: Mapping[int, float | None], last: int, keep: int) -> list[int]:
-    """Of checkpoints of these steps and losses, those that may go: the last ones stay, and the last calm one. The run
-    went back behind those after `last`."""
+    """Return the steps of the checkpoints that may go. The last ones stay, and the last calm one.
+
+    losses: by step. The run went back behind the checkpoints after `last`.
+    """
     before = sorted(step for step in losses if step <= last)
     stay = {*before[-keep:], last_calm({step: losses[step] for step in before})}
     return [step for step in sorted(losses) if step not in stay]
 
 
 def last_calm(losses: Mapping[int, float | None]) -> int | None:
-    """The newest checkpoint from before the loss rose: a run that diverges leaves one to go back to."""
+    """Return the newest step from before the loss rose, to which a run that diverges can go back."""
     known = {step: loss for step, loss in losses.items() if loss is not None}
     lowest = min(known.values(), default=0.0)
     calm = [step for step, loss in known.items() if loss <= RISEN * lowest]
     return calm[-1] if calm else None
 
 
-def loss_of(path: Path) -> float | None:
+def loss_in(manifest: bytes) -> float | None:
     try:
-        return read_manifest(path)["about"]["loss"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return json.loads(manifest)["about"]["loss"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def discard(folder: Path) -> None:
-    """Removes checkpoints that were begun and will not be completed."""
+    """Remove checkpoints that were begun and will not be completed."""
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -139,13 +138,13 @@ def partial(folder: Path, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """The completed checkpoints, in the order of their steps."""
+    """List the completed checkpoints in the order of their steps."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=step_of)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
-    """The last checkpoint whose files are all present and intact; warns about later ones that are not."""
+    """Return the last checkpoint whose files are all present and intact; warn about later ones that are not."""
     for path in reversed(saved(folder)):
         try:
             return read(path)
@@ -157,7 +156,7 @@ def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Che
 
 
 def what_is_wrong(folder: Path) -> str:
-    """Why the newest checkpoint is not intact, for a message."""
+    """Say why the newest checkpoint is not intact."""
     reasons: list[str] = []
     newest(folder, reasons.append)
     return f": {reasons[0]}" if reasons else ""
@@ -168,26 +167,21 @@ class NewerFormat(ValueError):
 
 
 def read(path: Path, only: Collection[str] | None = None, expected: int | None = None) -> Checkpoint:
-    """Reads the manifest and checks the files of all (or `only` some) parts against it; ValueError names a mismatch.
+    """Read the manifest and check the files of all (or `only` some) parts against it; ValueError names a mismatch.
 
     expected: the step that it must be of; by default the one in the folder's name.
     """
-    try:
-        manifest = read_manifest(path)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path / MANIFEST} is missing or damaged") from error
-    checkpoint = described(manifest, path, step_of(path) if expected is None else expected)
+    checkpoint = described(manifest_in(path), path, step_of(path) if expected is None else expected)
     for name, (size, sha256) in checkpoint.files.items():
         if only is None or name.removesuffix(".safetensors") in only:
             verify(path, name, size, sha256)
     return checkpoint
 
 
-def described(manifest: Any, path: Path, expected: int) -> Checkpoint:
-    """The checkpoint of a manifest that has been read; no file of it is looked at. path: where its files are."""
+def described(text: bytes, path: Path, expected: int) -> Checkpoint:
+    """Return the checkpoint that a manifest describes, without looking at its files. path: where the files are."""
     try:
-        if manifest.pop("sha256") != digest_of(manifest):
-            raise ValueError
+        manifest = load_checked(text)
         version, step = int(manifest["format"]), int(manifest["step"])
         files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
         checkpoint = Checkpoint(path, step, files, dict(manifest["about"]))
@@ -202,11 +196,11 @@ def described(manifest: Any, path: Path, expected: int) -> Checkpoint:
     return checkpoint
 
 
-def read_manifest(path: Path) -> Any:
-    if not (path / MANIFEST).is_file():
-        raise ValueError("not a plain file")  # a pipe would never end
-    with (path / MANIFEST).open("rb") as file:
-        return json.loads(file.read(MANIFEST_LIMIT))
+def manifest_in(path: Path) -> bytes:
+    """Return the text of the manifest; nothing if it is missing, too large or no plain file."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_plain(path / MANIFEST, MANIFEST_LIMIT)
+    return b""
 
 
 def verify(path: Path, name: str, size: int, sha256: str) -> None:
@@ -221,40 +215,30 @@ def verify(path: Path, name: str, size: int, sha256: str) -> None:
 
 def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     for part in parts:
-        tensors = load_part(checkpoint, part.name, part.module)
+        tensors = tensors_of(checkpoint, part.name, part.module)
         load_weights(part.module, tensors)
         load_optimizer(part, tensors)
         load_average(part, tensors)
 
 
-def load_part(checkpoint: Checkpoint, name: str, module: nn.Module) -> Tensors:
-    """The tensors of a part. Names and shapes are checked against the module before anything is allocated."""
-    file_name = f"{name}.safetensors"
-    path = checkpoint.path / file_name
-    if file_name not in checkpoint.files:
+def tensors_of(checkpoint: Checkpoint, name: str, module: nn.Module | None = None) -> Tensors:
+    """Load the tensors of a part. module: whose names and shapes they must have, checked before they are loaded."""
+    path = checkpoint.path / f"{name}.safetensors"
+    if path.name not in checkpoint.files:
         raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
     try:
         with safe_open(path, "pt") as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
-            if not fits(shapes, module):
+            if module is not None and not fits(shapes, module):
                 raise ValueError(f"{path} is of another network, method or number of classes")
             return {key: file.get_tensor(key) for key in shapes}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is damaged: it is not a safetensors file") from error
 
 
-def tensors_of(checkpoint: Checkpoint, name: str) -> Tensors:
-    """All tensors of a part, whatever module they are of."""
-    path = checkpoint.path / f"{name}.safetensors"
-    if path.name not in checkpoint.files:
-        raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
-    with safe_open(path, "pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}
-
-
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
-    """Whether these are all weights of the module, perhaps averages of all of them, and plus only optimiser counters
-    and values of a parameter's shape."""
+    """Return whether these are all weights of the module, perhaps averages of all of them, and besides them only
+    counters and values of optimizers."""
     weights, averages = (
         {f"{prefix}{name}": tuple(value.shape) for name, value in own.state_dict().items()}
         for prefix, own in ((WEIGHTS, module), (AVERAGED_WEIGHTS, followed(module)))
@@ -270,7 +254,7 @@ def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
 
 
 def of_kind(prefix: str, tensors: Tensors) -> Tensors:
-    """Those of a part that begin so, by the rest of their names."""
+    """Return the tensors whose names begin so, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -294,7 +278,7 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
 
 
 def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
-    """The optimisers of a part, by the name under which a checkpoint keeps their states."""
+    """Return the optimizers of a part, by the names under which a checkpoint keeps their states."""
     return part.optimizers
 
 
@@ -316,38 +300,12 @@ def state(part: Part) -> Tensors:
     return tensors
 
 
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def allow_as_usual(path: Path) -> None:
-    """Gives a file the permissions of any new file: safetensors lets only its owner read it, whatever the umask."""
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def pack_records(text: bytes) -> Tensors:
     return {"jsonl_gz": torch.frombuffer(bytearray(gzip.compress(text, mtime=0)), dtype=torch.uint8)}
 
 
 def unpack_records(checkpoint: Checkpoint) -> bytes | None:
-    """metrics.jsonl as it was at the checkpoint; None if the checkpoint is from before it was kept there."""
-    name = f"{RECORDS}.safetensors"
-    if name not in checkpoint.files:
+    """Return metrics.jsonl as it was at the checkpoint; None if the checkpoint is from before it was kept there."""
+    if f"{RECORDS}.safetensors" not in checkpoint.files:
         return None
-    with safe_open(checkpoint.path / name, "pt") as file:
-        return gzip.decompress(file.get_tensor("jsonl_gz").numpy().tobytes())
+    return gzip.decompress(tensors_of(checkpoint, RECORDS)["jsonl_gz"].numpy().tobytes())

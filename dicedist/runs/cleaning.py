@@ -1,4 +1,4 @@
-"""What may be removed: prepared images and copies of runs, which can be made again, checkpoints of earlier steps."""
+"""Files that may be removed: prepared images and copies of runs, which can be made again, and older checkpoints."""
 
 import shutil
 from dataclasses import dataclass

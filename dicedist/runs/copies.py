@@ -1,7 +1,7 @@
-"""From a bucket to the disk: a run that goes on where its disk is gone, or is only looked at.
+"""Copies a run from a bucket to the disk: to continue it on another disk, or to look at it.
 
-A bucket may come from somebody else, as a folder may: names are ours or fit a pattern, sizes are known before anything
-is copied, and no tensor counts before its digest is that of the manifest.
+A bucket may come from somebody else. So names must be ours or fit a pattern, sizes are known before anything is copied,
+and no tensor counts before its digest is that of the manifest.
 """
 
 import contextlib
@@ -9,29 +9,31 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from dicedist.data.prepared import home
 from dicedist.data.remote import reason_of
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST, MANIFEST_LIMIT, NewerFormat
+from dicedist.runs.files import sync
+from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
 LIKE = Run("")  # for the names of files
 LABEL = re.compile(r"[\w,=+-][\w.,=+-]*")
-LARGEST = 2**33  # bytes of a file beside the checkpoints
+LARGEST = 2**33  # bytes of a file that is no part of a checkpoint
 STATE = ".copied.json"
 Listing = dict[str, list[Any]]  # Bucket.listed()
 
 
 def copy_of(bucket: Bucket) -> Path:
-    """A folder of this machine with all of the run but its checkpoints. What has changed in the bucket is copied anew;
-    what commands have added to the folder stays."""
+    """Copy all of the run but its checkpoints to a folder of this machine, and return the folder.
+
+    Files that have changed in the bucket are copied again; files that commands have added to the folder stay.
+    """
     try:
         there = bucket.listed()
     except FileNotFoundError as error:
@@ -44,23 +46,21 @@ def copy_of(bucket: Bucket) -> Path:
         state, run = folder / STATE, Run(folder)
         known = json.loads(state.read_text()) if state.is_file() else {}
         for name in names_of(known):
-            if name not in there:  # the run went on, and what was found before is set aside
+            if name not in there:  # the run went on, and its earlier results are set aside
                 run.place_of(name).unlink(missing_ok=True)
         bring_files(bucket, run, {name: there[name] for name in there if known.get(name) != there[name]})
         state.write_text(json.dumps(there))
     return folder
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Ranks of one machine copy to the same folder, one after another."""
+def alone(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Let the ranks of one machine copy to the same folder one after another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / ".lock"):
-        yield
+    return locked(folder.parent / ".lock")
 
 
 def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
-    """Copies the run's files in place of those that the folder has."""
+    """Replace the run's files in the folder by those of the bucket."""
     for name in names_of(there):
         size, target = there[name][0], run.place_of(name)
         if size > LARGEST:
@@ -73,7 +73,7 @@ def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
 
 
 def names_of(there: Collection[str]) -> list[str]:
-    """Of the names in a bucket, those that files of a run beside its checkpoints have, in their order."""
+    """Return the names that belong to files of a run, apart from its checkpoints, in the order of sending."""
     results, (folder, _) = {path.name for path in LIKE.files}, LIKE.variation("label").directory.parts
     aside = [name for name in sorted(there) if (parts := name.split("/"))[0] == folder and len(parts) == 3]
     aside = [name for name in aside if LABEL.fullmatch(name.split("/")[1]) and name.split("/")[2] in results]
@@ -81,7 +81,7 @@ def names_of(there: Collection[str]) -> list[str]:
 
 
 def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: int | None = None) -> None:
-    """Copies the newest intact checkpoint, unless one as late is on the disk. only: that of this step, if there."""
+    """Copy the newest intact checkpoint, unless the disk has one as late. only: the one of this step, if it exists."""
     held = checkpoint.newest(run.checkpoints)
     for step, text in sorted(manifests(bucket, bucket.listed()).items(), reverse=True):
         if only not in (None, step) or (held is not None and only is None and held.step >= step):
@@ -95,43 +95,28 @@ def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: in
 
 
 def manifests(bucket: Bucket, there: Collection[str]) -> dict[int, bytes]:
-    """The manifests of the checkpoints that the bucket has, by step."""
+    """Return the manifests of the checkpoints in the bucket, by step."""
     steps = {step for name in there if (step := step_in(name)) is not None and name.endswith(f"/{MANIFEST}")}
     found = {step: bucket.read(f"{folder_of(step)}/{MANIFEST}", MANIFEST_LIMIT) for step in steps}
     return {step: text for step, text in found.items() if text is not None}
 
 
 def fetch(bucket: Bucket, run: Run, step: int, text: bytes) -> None:
-    """ValueError if a file is not what the manifest says."""
+    """Copy one checkpoint; ValueError if a file is not as the manifest says."""
     origin, draft = bucket.inside(folder_of(step)), checkpoint.partial(run.checkpoints, step)
-    found = described(origin, step, text)
+    found = checkpoint.described(text, Path(str(origin)), step)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     for name, (size, sha256) in found.files.items():
         if origin.take(name, draft / name, size) != sha256:
             raise ValueError(f"{origin}/{name} is damaged: its contents are not those of the manifest")
-        checkpoint.sync(draft / name)
+        sync(draft / name)
     (draft / MANIFEST).write_bytes(text)
-    checkpoint.sync(draft / MANIFEST)
+    sync(draft / MANIFEST)
     final = checkpoint.path_of(run.checkpoints, step)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    checkpoint.sync(run.checkpoints)
-
-
-def described(origin: Bucket, step: int, text: bytes) -> checkpoint.Checkpoint:
-    try:
-        return checkpoint.described(json.loads(text), Path(str(origin)), step)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{origin}/{MANIFEST} is damaged") from error
-
-
-def loss_in(text: bytes) -> float | None:
-    """The loss that a manifest tells."""
-    try:
-        return json.loads(text)["about"]["loss"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    sync(run.checkpoints)
 
 
 def folder_of(step: int) -> str:
@@ -139,12 +124,12 @@ def folder_of(step: int) -> str:
 
 
 def step_in(name: str) -> int | None:
-    """The step of the checkpoint that a file of a bucket belongs to."""
+    """Return the step of the checkpoint that a file of a bucket belongs to; None for other files."""
     folder, _, rest = name.partition("/")
     found = re.fullmatch(r"step-(\d{8,})/[^/]+", rest)
     return int(found[1]) if found and folder == LIKE.checkpoints.name else None
 
 
 def name_of(path: Path) -> str:
-    """In a bucket, of a path of LIKE."""
+    """Return the name in a bucket of a path of LIKE."""
     return path.as_posix()

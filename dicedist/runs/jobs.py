@@ -1,4 +1,4 @@
-"""Training runs that another program starts, for sweeps and the paper's tables, each in its own processes."""
+"""Trainings that a sweep, a study or the paper's tables start, each in its own processes."""
 
 import functools
 import os
@@ -37,7 +37,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is trained to its end and, unless evaluate.test=false, measured."""
+        """Return whether the run is trained to its end and, unless evaluate.test=false, measured."""
         if self.config.evaluate.test:
             return self.result is not None
         return self.has_its_length and self.run.ending() == "FINISHED"
@@ -50,7 +50,7 @@ class Job:
         return (trained.epochs, trained.max_steps) == (self.config.epochs, self.config.max_steps)
 
     def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen | Fork:
-        """Starts or continues the run, on the given GPUs only, with its output in the log.
+        """Start or continue the run, on the given GPUs only, with its output in the log.
 
         ranks: as many as there is room for; a run whose parts are fewer starts fewer.
         """
@@ -91,14 +91,14 @@ def needs_w(config: Config) -> bool:
 
 
 def of_one_size(jobs: Sequence[Job], ranks: int | None) -> tuple[list[Job], int | None]:
-    """Where ensemble.size=auto would differ between the jobs, they get the smallest size: only then do they compare.
+    """Give all jobs the smallest size if ensemble.size=auto would differ between them: only then do they compare.
 
-    ranks: that each is given; None: as `ranks_for` says. The size is None where nothing had to be done.
+    ranks: of each job; None: as `ranks_for` says. The returned size is None if nothing was changed.
     """
     sizes = {job.name: auto_size(job.config, ranks) for job in jobs if job.config.ensemble.size == "auto"}
     if len(set(sizes.values())) < 2:
         return list(jobs), None
-    least = 2 if any(needs_w(job.config) for job in jobs) else 1  # w compares two, and may live beside one of them
+    least = 2 if any(needs_w(job.config) for job in jobs) else 1  # w compares two, and may live with one of them
     size = max(least, min(sizes.values()))
     sized = [Job(job.name, (*job.overrides, f"ensemble.size={size}")) if job.name in sizes else job for job in jobs]
     return sized, size

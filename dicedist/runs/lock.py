@@ -1,75 +1,57 @@
-"""A run folder belongs to one process at a time."""
+"""Locks between processes, by filelock. No lock outlives its process, however the process ends."""
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
-from dicedist.runs.files import open_own
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from dicedist.runs.files import open_own, read_plain
 from dicedist.runs.run import Run
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # what a file system without locks answers
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the answers of a file system without locks
+MOMENT = 1.0  # seconds in which filelock removes the file of a process that has ended
 
 
 @contextlib.contextmanager
 def run_lock(run: Run) -> Iterator[None]:
-    """Creates the folder if needed. The kernel releases the lock when the process ends, however it ends."""
+    """Let only one process write to the folder of a run, which is created if needed."""
     run.directory.mkdir(parents=True, exist_ok=True)
-    with open_own(run.lock_file, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            owner = file.read(1000).strip() or "another process"
-            raise ValueError(f"{run} is in use by {owner}: wait for it, or choose another run.name") from error
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            with owned_by_name(run):
-                yield
-            return
-        file.truncate(0)
-        file.write(f"{this_process()}\n")
-        file.flush()
+    with locked(run.lock_file, f"{run} is in use", "choose another run.name"):
         yield
 
 
 @contextlib.contextmanager
-def owned_by_name(run: Run) -> Iterator[None]:
-    """Where the file system has no locks: a file that only one process can create, removed at the end."""
-    path, flags = run.owner_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY
+def locked(path: Path, busy: str | None = None, instead: str = "start again then") -> Iterator[None]:
+    """Hold the lock at this path. If another process holds it, wait, or raise a ValueError that begins with `busy`.
+
+    Where the file system has no locks, a file with the suffix .owner stands for one.
+    """
+    open_own(path, "a").close()  # refuses a link
+    lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
     try:
-        descriptor = os.open(path, flags)
-    except FileExistsError as error:
-        owner = (path.read_text()[:1000].strip() if path.is_file() else "") or "another process"
-        if not ended_here(owner):
-            advice = f"wait for it, or if it has surely ended, delete {path}"
-            raise ValueError(f"{run} is in use by {owner}: {advice}") from error
-        path.unlink()
-        descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(this_process())
+        try:
+            lock.acquire(timeout=0 if busy else -1)
+            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")  # as filelock writes the other file
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            lock, instead = SoftFileLock(f"{path}.owner"), f"if it has surely ended, delete {path}.owner"
+            lock.acquire(timeout=MOMENT if busy else -1)
+    except Timeout as error:
+        raise ValueError(f"{busy} by {owner_in(Path(error.lock_file))}: wait for it, or {instead}") from error
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        lock.release()
 
 
-def this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def ended_here(owner: str) -> bool:
-    """Whether the owner was a process of this machine, and has ended."""
-    words = owner.split()
-    if len(words) != 4 or words[3] != socket.gethostname() or not words[1].isdecimal():
-        return False
+def owner_in(path: Path) -> str:
     try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+        pid, host, *_ = read_plain(path, 1000).decode().split()
+    except (OSError, ValueError):
+        return "another process"
+    return f"process {pid} on {host}"

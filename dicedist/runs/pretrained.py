@@ -1,6 +1,6 @@
-"""The weights that members begin with: read and loaded when a run begins, and never again.
+"""The weights that members begin with, read only when a run begins.
 
-A checkpoint has all weights, so what continues, evaluates or exports a run needs neither these files nor a network.
+A checkpoint has all weights: to continue, evaluate or export a run, neither these files nor a network are needed.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from dicedist.algorithm.parts import Hosted
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 from dicedist.console.lines import say
+from dicedist.data.remote import reason_of
 from dicedist.data.sources import Source
 
 Weights = dict[str, Tensor]  # by the names of the library, or of the network's own state dict
@@ -51,7 +52,7 @@ class Pretrained:
         self.read: dict[tuple[str, Any], tuple[Weights, str]] = {}
 
     def digests(self) -> list[str] | None:
-        """sha256 by member, empty for random weights; None if all are random."""
+        """Return the sha256 of each member's weights, empty for random ones; None if all are random."""
         if not any(each is not None for each in self.chosen):
             return None
         if wanted := sorted({name for name, each in zip(self.names, self.chosen, strict=True) if each is True}):
@@ -59,7 +60,7 @@ class Pretrained:
         return ["" if each is None else self.of(member)[1] for member, each in enumerate(self.chosen)]
 
     def of(self, member: int) -> tuple[Weights, str]:
-        """The weights of a member that fit its network, and their sha256."""
+        """Return the weights of a member, which fit its network, and their sha256."""
         key = (self.names[member], self.chosen[member])
         if key not in self.read:
             weights = published(key[0]) if key[1] is True else saved(Path(key[1]))
@@ -93,14 +94,14 @@ class Pretrained:
 
 
 def fill(encoder: Network, whole: Network, weights: Weights) -> None:
-    """Everything but a projection, and in branches the trunk, which is not the encoder's."""
+    """Load everything but a projection, and in branches the trunk, which is not the encoder's."""
     own = {name: value for name, value in encoder.state_dict().items() if not name.startswith("projection.")}
     found = {name: weights[whole.published_name(name)] for name in own}
     encoder.load_state_dict(found, strict=False)
 
 
 def published(name: str) -> Weights:
-    """What torchvision or timm offers under this name: from its cache, or downloaded into it."""
+    """Return the weights that torchvision or timm publishes under this name, from its cache or the network."""
     library, _, model = name.partition("/")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its lines about every further try
     try:
@@ -109,15 +110,15 @@ def published(name: str) -> Weights:
         if library == "torchvision":
             return import_module("torchvision").models.get_model(model, weights="DEFAULT").state_dict()
     except Exception as error:  # of the network, the hub, the disk: each library has its own
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         raise ValueError(
-            f"the weights of {name} could not be had ({reason}): without a network, write network.pretrained=FILE"
+            f"the weights of {name} could not be had ({reason_of(error)}): without a network, write "
+            "network.pretrained=FILE"
         ) from error
     raise ValueError(f"network.pretrained=true: nobody publishes weights of {name}, write network.pretrained=FILE")
 
 
 def saved(path: Path) -> Weights:
-    """A state dict. No code in the file is run."""
+    """Return the state dict in a file. No code in the file is run."""
     if not path.is_file():
         raise ValueError(f"network.pretrained={path}: there is no such file")
     try:
@@ -130,14 +131,13 @@ def saved(path: Path) -> Weights:
                 return dict(found)
             raise ValueError("it holds more than tensors")
     except Exception as error:  # torch.load raises anything for a damaged file, or for one with code in it
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         kind = "safetensors" if isinstance(error, SafetensorError) else "a state dict"
-        raise ValueError(f"{path} is not {kind} that can be read ({reason})") from error
+        raise ValueError(f"{path} is not {kind} that can be read ({reason_of(error)})") from error
     raise ValueError(f"network.pretrained={path}: write a file that ends in .safetensors or {', '.join(PICKLED)}")
 
 
 def refuse_another(weights: Weights, network: Network, origin: str) -> None:
-    """The weights must have every tensor of the network and, but for the head, no other."""
+    """Raise ValueError unless the weights have every tensor of the network and, but for the head, no other."""
     wanted = {
         network.published_name(name): tuple(value.shape)
         for name, value in network.state_dict().items()
@@ -154,9 +154,8 @@ def refuse_another(weights: Weights, network: Network, origin: str) -> None:
         ],
         "has besides": [name for name in shapes if name not in wanted and not name.startswith(heads or ("\0",))],
     }
-    told = [f"it {what} {listed(names)}" for what, names in faults.items() if names]
-    if told:
-        raise ValueError(f"{origin} is of another architecture: {'; '.join(told)}")
+    if found := [f"it {what} {listed(names)}" for what, names in faults.items() if names]:
+        raise ValueError(f"{origin} is of another architecture: {'; '.join(found)}")
 
 
 def listed(names: list[str]) -> str:
@@ -183,7 +182,7 @@ def normalised_as_published(source: Source, config: Config, plan: Plan) -> Sourc
     known = {network.origin.inputs for network, chosen in pairs if chosen is not None} - {None}
     if len({(inputs.mean, inputs.std) for inputs in known if inputs}) > 1:
         raise ValueError(
-            "the pretrained members were trained on images normalised in different ways, and all members see the same: "
+            "the pretrained members were trained on images normalized in different ways, and all members see the same: "
             "choose networks of one family"
         )
     inputs = next(iter(known), None)

@@ -1,4 +1,4 @@
-"""Runs jobs in order, as many at once as there is room for; each running job has its own GPUs."""
+"""Runs jobs in order, as many at once as there is room for, each on its own GPUs."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Queue:
         self.started = time.monotonic()
 
     def run(self) -> list[str]:
-        """Runs all jobs and returns the names of those that failed."""
+        """Run all jobs. Return the names of those that failed."""
         try:
             while self.waiting or self.running:
                 while self.waiting and self.free:
@@ -77,13 +77,13 @@ class Queue:
 
 
 def last_words(log: Path) -> str:
-    """Why a job failed: the last line of its output that dicedist wrote, or that anyone did."""
+    """Return the last line of a failed job's output, if possible one that dicedist wrote."""
     lines = [line for line in log.read_text().splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
-    return (told or lines or ["no output"])[-1].removeprefix("dicedist: ")
+    ours = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
+    return (ours or lines or ["no output"])[-1].removeprefix("dicedist: ")
 
 
 def gpus_of(place: int, ranks: int) -> list[int] | None:
-    """The GPUs of the job at this place among those running at once; None if there are too few to give it its own."""
+    """Return the GPUs of the job at this place; None if there are too few to give it its own."""
     gpus = list(range(place * ranks, (place + 1) * ranks))
     return gpus if gpus[-1] < torch.cuda.device_count() else None

@@ -25,6 +25,7 @@ from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint
+from dicedist.runs.files import sync
 from dicedist.runs.run import Run
 from dicedist.runs.uploads import NoUploads
 
@@ -64,13 +65,13 @@ class Saver:
         self.busy = False
 
     def due(self, step: int) -> bool:
-        """Called on rank 0. While a checkpoint is in progress the next one is put off; training waits for neither."""
+        """Return whether to save, on rank 0. While a checkpoint is in progress the next one is put off."""
         minutes = self.config.every_minutes
         late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
         return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
 
     def start(self, step: int, about: Mapping[str, Any], records: bytes = b"") -> None:
-        """All ranks call this between the same two steps. about: what rank 0 writes into the manifest."""
+        """Begin a checkpoint; all ranks call this between the same two steps. about: goes into the manifest."""
         self.step, self.begun_at, self.about, self.records = step, time.monotonic(), about, records
         self.busy, self.failed = True, False
         snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts()}
@@ -81,42 +82,35 @@ class Saver:
         self.step = -1
 
     def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
+        """Write the parts into the checkpoint's folder, or send them from a temporary one."""
         files: checkpoint.Files = {}
+        shared = contextlib.nullcontext(str(checkpoint.partial(self.run.checkpoints, step)))
         try:
-            with self.folder_for(step) as folder:
+            with shared if self.sees_folder else tempfile.TemporaryDirectory() as folder:
                 for name, tensors in snapshots.items():
-                    files |= checkpoint.write_part(folder, name, tensors)
+                    files |= checkpoint.write_part(Path(folder), name, tensors)
                     advance()
                 if self.transfer and not self.sees_folder:
                     for name in files:
-                        self.transfer.put(folder / name)
+                        self.transfer.put(Path(folder) / name)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             return {"error": str(error)}
         return {"files": files, "sent": [] if self.sees_folder else [*files]}
 
-    @contextlib.contextmanager
-    def folder_for(self, step: int) -> Iterator[Path]:
-        """Where this rank writes: the checkpoint's folder, or a temporary one from which its files are sent."""
-        if self.sees_folder:
-            yield checkpoint.partial(self.run.checkpoints, step)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-
     def report(self) -> Report:
-        """What this rank has written since the last call; rank 0 receives it."""
+        """Return what this rank has written since the last call; rank 0 receives it."""
         if self.writing is None or not self.writing.done():
             return {}
         report, self.writing = self.writing.result(), None
         return report
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """Called with the reports of all ranks on rank 0; on the other ranks with none, and nothing happens."""
+        """Complete the checkpoint once all ranks have reported. Other ranks than rank 0 receive no reports."""
         self.reports |= {rank: report for rank, report in enumerate(reports) if report}
         if len(self.reports) == self.control.world_size:
             self.completing = self.thread.submit(self.complete, [*self.reports.values()])
             self.reports = {}
-            wait([self.completing], timeout=MOMENT)  # most often that suffices, and the next checkpoint need not wait
+            wait([self.completing], timeout=MOMENT)  # most often enough, and then the next checkpoint need not wait
         if self.completing is not None and self.completing.done():
             error, self.completing = self.completing.result(), None
             self.busy, self.failed = False, error is not None
@@ -124,7 +118,7 @@ class Saver:
                 self.warn(f"the checkpoint of step {self.step} could not be written, the one before it stays: {error}")
 
     def complete(self, reports: Sequence[Report]) -> str | None:
-        """On rank 0, in the background. Returns the error, if any."""
+        """Add rank 0's part of the checkpoint, in the background. Return the error, if any."""
         try:
             for report in reports:
                 if "error" in report:
@@ -132,7 +126,11 @@ class Saver:
             files = {name: entry for report in reports for name, entry in report["files"].items()}
             draft = checkpoint.partial(self.run.checkpoints, self.step)
             files |= checkpoint.write_part(draft, checkpoint.RECORDS, checkpoint.pack_records(self.records))
-            self.fetch({name: files[name] for report in reports for name in report["sent"]})
+            for name in [name for report in reports for name in report["sent"]]:
+                assert self.transfer is not None
+                self.transfer.take(draft / name)
+                sync(draft / name)
+                checkpoint.verify(draft, name, *files[name])
             spared = self.uploads.sending
             checkpoint.complete(self.run.checkpoints, self.step, files, self.about, self.config.keep, spared)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
@@ -141,18 +139,8 @@ class Saver:
         self.uploads.soon()
         return None
 
-    def fetch(self, files: checkpoint.Files) -> None:
-        """Takes the files of ranks that do not see this folder from the store, and verifies them."""
-        draft = checkpoint.partial(self.run.checkpoints, self.step)
-        draft.mkdir(parents=True, exist_ok=True)
-        for name, (size, sha256) in files.items():
-            assert self.transfer is not None
-            self.transfer.take(draft / name)
-            checkpoint.sync(draft / name)
-            checkpoint.verify(draft, name, size, sha256)
-
     def finish(self) -> bool:
-        """All ranks call this and wait for a checkpoint in progress; returns whether the last one begun is on disk."""
+        """All ranks wait for a checkpoint in progress. Return whether the last one begun is on disk."""
         for _ in range(2):  # the files of all ranks, then the manifest
             for job in (self.writing, self.completing):
                 if job is not None:
@@ -163,8 +151,8 @@ class Saver:
 
 @contextlib.contextmanager
 def reachable(saved: Path, lacking: Sequence[str], control: Control, transfer: FileTransfer | None) -> Iterator[Path]:
-    """All ranks call this. Yields rank 0's checkpoint folder, or, on a rank that does not see it, a temporary folder
-    with the parts that this rank lacks."""
+    """Yield rank 0's checkpoint folder, or, on a rank that does not see it, a temporary folder with the parts that this
+    rank lacks. All ranks call this."""
     records = control.report({"lacking": [f"{name}.safetensors" for name in lacking]})
     wanted = {name for record in records for name in record["lacking"]}
     if wanted and transfer:

@@ -1,11 +1,11 @@
-"""From the disk to a bucket, while training goes on: what a run writes is sent by a thread of rank 0.
+"""Sends the files of a run from the disk to a bucket, in a thread of rank 0, while training goes on.
 
     training       ── checkpoint ──── checkpoint ──── ... ──── results ── waits ──
     its thread           └── parts, manifest, records ──┘            └── the rest ──┘
 
-The thread brings the bucket to what the folder says, whenever it is told that there is news, so nothing that was
-missed is missed for ever. Of a checkpoint the manifest goes last; only then are older ones removed. Whatever the bucket
-does, training goes on: the thread says so once, and tries again.
+After each notice the thread compares the whole folder with the bucket, so anything missed is picked up by the next
+retry. Of a checkpoint the manifest goes last; only then are older ones removed. Whatever the bucket does, training goes
+on: the thread warns once, and tries again.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from dicedist.runs import checkpoint, copies, resume
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
 from dicedist.runs.copies import folder_of, name_of
-from dicedist.runs.files import read_plain
+from dicedist.runs.files import digest, read_plain
 from dicedist.runs.lease import Lease, Lost
 from dicedist.runs.run import Run
 
@@ -32,24 +32,24 @@ AT_ONCE = 2**26  # bytes of a file that are held in memory
 
 
 class NoUploads:
-    """For a run that is kept on the disk alone, and for every rank but the reporter: all calls do nothing."""
+    """For a run that is kept on the disk alone, and for every rank but rank 0: all calls do nothing."""
 
     sending: Path | None = None  # the checkpoint that is being sent, which must not be removed
 
     def begin(self) -> None:
-        """What the disk lacks and the bucket has is brought back; from now on the bucket gets what the disk gets."""
+        """Fetch the files that only the bucket has; from now on the bucket gets every file that the disk gets."""
 
     def soon(self) -> None:
-        """There is something new in the folder."""
+        """Notice that there is something new in the folder."""
 
     def finish(self) -> bool:
-        """Waits, but not for ever; whether the bucket has everything."""
+        """Wait up to LIMIT seconds. Return whether the bucket has everything."""
         return True
 
 
 @contextlib.contextmanager
 def uploading(run: Run, config: Config, warn: Callable[[str], None]) -> Iterator[NoUploads]:
-    """Inside the context, which the reporter enters with the lock of the run, the bucket is this process's alone."""
+    """Keep the bucket for this process alone inside the context, which rank 0 enters with the lock of the run."""
     if (bucket := Bucket.of(config)) is None:
         yield NoUploads()
         return
@@ -65,10 +65,10 @@ class Uploads(NoUploads):
         self.run, self.bucket, self.config, self.warn = run, bucket, config, warn
         self.lease = Lease(self.bucket)
         self.news = threading.Event()
-        self.asked = self.sent = 0  # how often there was news, and how much of it has arrived
+        self.asked = self.sent = 0  # the number of notices, and of those whose files have arrived
         self.failing = False
-        self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: to be asked for
-        self.marks: dict[str, tuple[int, ...]] = {}  # of the files that the bucket has, as they were on the disk
+        self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: not known
+        self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files that the bucket has
 
     def begin(self) -> None:
         try:
@@ -82,7 +82,7 @@ class Uploads(NoUploads):
         self.soon()
 
     def bring_back(self) -> None:
-        """The bucket is ahead of a disk that is new, or that was not there when the run went on elsewhere."""
+        """Fetch the run from a bucket that is ahead of the disk, because the run was begun or went on elsewhere."""
         there = self.bucket.listed()
         saved = resume.saved_in_bucket(self.bucket)
         if saved is None:
@@ -139,7 +139,7 @@ class Uploads(NoUploads):
         self.failing = True
 
     def bring(self) -> None:
-        """The bucket to what the folder says."""
+        """Bring the bucket to the state of the folder."""
         if not self.lease.held:
             self.lease.take()
         self.lease.confirm()
@@ -150,14 +150,11 @@ class Uploads(NoUploads):
             self.send_newest(self.there)
         finally:
             self.sending = None
-        for path in self.run.travelling:
+        for path in [*self.run.travelling, *(path for aside in self.run.variations for path in aside.files)]:
             self.send_file(path)
-        for aside in self.run.variations:
-            for path in aside.files:
-                self.send_file(path)
 
     def send_newest(self, there: dict[int, bytes]) -> None:
-        """The newest checkpoint, if it is not there; those that the run has passed meanwhile are not worth it."""
+        """Send the newest checkpoint, if the bucket lacks it; earlier ones are not sent any more."""
         saved = checkpoint.saved(self.run.checkpoints)
         if not saved:
             return
@@ -176,15 +173,15 @@ class Uploads(NoUploads):
         self.thin_out(there, step)
 
     def thin_out(self, there: dict[int, bytes], last: int) -> None:
-        """Removes as on the disk: the newest stay, and one from before the loss rose; what has no manifest goes."""
-        losses = {step: copies.loss_in(text) for step, text in there.items()}
+        """Remove checkpoints as on the disk, and every checkpoint without a manifest."""
+        losses = {step: checkpoint.loss_in(text) for step, text in there.items()}
         for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
             del there[step]
         names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
         self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # they go first
 
     def send_file(self, path: Path) -> None:
-        """If it has changed since it was sent. What is no longer on the disk was set aside."""
+        """Send a file that has changed since it was sent; remove one that is no longer on the disk."""
         name = name_of(path.relative_to(self.run.directory))
         try:
             about = path.stat(follow_symlinks=False)
@@ -197,7 +194,7 @@ class Uploads(NoUploads):
         if self.marks.get(name) == mark or not stat.S_ISREG(about.st_mode):
             return
         if about.st_size > AT_ONCE:
-            self.bucket.send(path, name, checkpoint.digest(path))
+            self.bucket.send(path, name, digest(path))
         else:  # it may grow meanwhile
             self.bucket.write(name, read_plain(path, 2 * AT_ONCE))
         self.marks[name] = mark

@@ -1,5 +1,6 @@
-"""Trainings as forks of one process that has imported torch already: each starts seconds sooner, and is otherwise the
-same `python -m dicedist.train` with its own memory, signals and exit code.
+"""Trainings as forks of a process that has imported torch already.
+
+Each starts seconds sooner than `python -m dicedist.train`, and has its own memory, signals and exit code too.
 """
 
 import multiprocessing
@@ -33,7 +34,7 @@ class Fork:
 
 
 def train(overrides: list[str], log: str) -> None:
-    """In the fork."""
+    """Run the training, in the fork."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)

@@ -1,1 +1,1 @@
-"""What a run records and shows while it trains; mlflow/ sends it on, in its own process; training never imports it."""
+"""Records and progress of a run while it trains. mlflow/ sends them on in its own process, which training starts."""

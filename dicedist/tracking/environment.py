@@ -1,4 +1,4 @@
-"""The environment of a run: what is noted once at its start, and the figures of a node while it runs."""
+"""The environment of a run, noted once at its start, and the figures of a node while it runs."""
 
 import contextlib
 import json
@@ -12,16 +12,15 @@ from pathlib import Path
 import psutil
 import torch
 
+from dicedist.cluster.devices import GIB
 from dicedist.cluster.world import World
 from dicedist.config import names
 from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
-GIB = 2**30
-
 
 def note(run: Run, placement: list[str], data_digest: str) -> None:
-    """Versions, the commit, which rank hosts what, and which images: what is needed to repeat the run."""
+    """Write down what is needed to repeat the run: versions, the commit, the placement, a digest of the images."""
     about = {
         "dicedist": version("dicedist"),
         "torch": torch.__version__,
@@ -35,7 +34,7 @@ def note(run: Run, placement: list[str], data_digest: str) -> None:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this package was imported from, marked if it has changes; None without one."""
+    """Return the commit of the checkout of this package, marked if it has changes; None without a checkout."""
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return None
@@ -49,7 +48,7 @@ def git_commit() -> str | None:
 
 
 def node_figures(world: World) -> dict[str, float]:
-    """Figures of this rank's GPU; the first rank of a node adds the node's. Named like MLflow's own system metrics."""
+    """Return figures of this rank's GPU; the first rank of a node adds the node's. MLflow names its own like these."""
     figures = {}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = psutil.virtual_memory()

@@ -17,14 +17,14 @@ class Ledger:
         self.rows: list[Tensor] = []
 
     def add(self, step: int, outcome: Outcome) -> None:
-        """Stores the values of the step, then one flag per member: whether it was out of step."""
+        """Store the values of the step, then one flag per member: whether it was out of step."""
         self.names = list(outcome.values)
         self.steps.append(step)
         values = [value.float().view(1) for value in outcome.values.values()]
         self.rows.append(torch.cat([*values, outcome.out_of_step_M.float()]))
 
     def drain(self) -> tuple[dict[str, list[float]], str | None]:
-        """The values of each step since the last call, by name, and what went wrong first, if anything did."""
+        """Return the values of each step since the last call, by name, and the first fault, if there is any."""
         rows = torch.stack(self.rows).tolist() if self.rows else []
         fault = self.first_fault(rows)
         width = len(self.names)

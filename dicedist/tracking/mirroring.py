@@ -13,7 +13,7 @@ RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, SEC
 
 
 def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
-    """It sends records beside training until the pipe to it is closed, also by a crash, then whatever is left."""
+    """Start the process. It sends records until the pipe to it is closed, also by a crash, then whatever is left."""
     return subprocess.Popen(
         [*command(run, config.tracking.uri), f"network.trusted={str(config.network.trusted).lower()}", "--follow"],
         stdin=subprocess.PIPE,
@@ -24,7 +24,7 @@ def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
 
 
 def refresh(run: Run) -> None:
-    """Called after a run was evaluated again: MLflow gets the new results, if it has the run."""
+    """Send the results of a run that was evaluated again, if MLflow has the run."""
     if run.mirror_file.exists():
         subprocess.run(command(run, None), env=environment(), check=False)  # it says itself what went wrong
 

@@ -51,35 +51,35 @@ class SilentTracker:
         return b""
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
-        """Adds the values of some steps to the next summary."""
+        """Add the values of some steps to the next summary."""
 
     def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
-        """Records the means over the steps since the last summary, and the current values of the schedules.
+        """Record the means over the steps since the last summary, and the current values of the schedules.
 
-        quiet: a validation of the same step follows, whose line says it all.
+        quiet: a validation of the same step follows, whose line says more.
         """
 
     def log(self, step: int, epoch: float, metrics: Mapping[str, float], quiet: bool = False) -> None:
-        """Writes one record."""
+        """Write one record."""
 
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
-        """Writes figures that depend on the machine."""
+        """Write figures that depend on the machine."""
 
     def stage(self, total: int, noun: str) -> SilentProgress:
-        """Shows how far one piece of long work beside training has come."""
+        """Show how far one piece of long work has come."""
         return SILENT
 
     def show(self, step: int, epoch: float) -> None:
-        """Shows how far training has come."""
+        """Show how far training has come."""
 
     def say(self, text: str) -> None:
-        """Prints a line for the user."""
+        """Print a line for the user."""
 
     def warn(self, text: str) -> None:
-        """Prints a warning."""
+        """Print a warning."""
 
     def close(self, finished: bool) -> bool:
-        """Ends the tracking. Only a finished training waits for MLflow; returns whether everything arrived there."""
+        """End the tracking. Only a finished training waits for MLflow. Return whether everything arrived there."""
         return True
 
 
@@ -140,12 +140,12 @@ class Tracker(SilentTracker):
         self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always)
 
     def write(self) -> None:
-        """On a full disk, records wait in memory for the next time; a file that was removed is written anew."""
+        """Write the records that wait. On a full disk they stay in memory; a file that was removed is written again."""
         text = "".join(self.unwritten).encode()
         try:
             with open_own(self.run.records_file, "r+b" if self.run.records_file.exists() else "w+b") as file:
                 if file.seek(0, os.SEEK_END) < len(self.text):
-                    self.warn(f"{self.run.records_file} was removed or shortened: it is written anew")
+                    self.warn(f"{self.run.records_file} was removed or shortened: it is written again")
                     file.seek(0)
                     file.write(self.text)
                 file.truncate(len(self.text))  # what follows belongs to steps that are run again, or is half a line
@@ -193,7 +193,7 @@ class Tracker(SilentTracker):
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
-    """The means over members of the values that every member has."""
+    """Return the means over members of the values that every member has."""
     found = {}
     for name in (names.LOSS, names.GRADIENT_NORM):
         own = (names.record(names.member(index), name) for index in itertools.count())
@@ -204,7 +204,7 @@ def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def first_lines(path: Path, lines: int) -> bytes:
-    """The first lines of a file, which is created if needed."""
+    """Return the first lines of a file, which is created if needed."""
     with open_own(path, "a+b") as file:
         file.seek(0)
         return b"".join(itertools.islice(file, lines))

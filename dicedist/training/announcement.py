@@ -1,4 +1,4 @@
-"""What a run prints at its start: which rank hosts what, what a step sends, and on a CPU how long it will take."""
+"""The lines that a run prints at its start: the placement, the traffic of a step, on a CPU the time it will take."""
 
 from collections.abc import Mapping
 
@@ -59,7 +59,7 @@ def announce(
     )
     if job.plan.teacher_sha256:
         tracker.say(f"taught by the {plural(len(job.plan.teacher_sha256), 'member')} of {config.teacher.run}")
-    tracker.say(classes_told(source))
+    tracker.say(class_counts(source))
     if job.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
@@ -68,8 +68,8 @@ def announce(
         tracker.say(f"on this CPU training and evaluation take about {left}")
 
 
-def classes_told(source: Source) -> str:
-    """The inputs of every class; of many classes the smallest and largest; in one line if all have as many."""
+def class_counts(source: Source) -> str:
+    """Count the inputs of every class; of many classes the smallest and largest; in one line if all have as many."""
     counts = {split: getattr(source, split).labels_N.bincount(minlength=source.num_classes) for split in SPLITS}
     train_K = counts["train"]
     if train_K.min() == train_K.max():
@@ -83,7 +83,7 @@ def classes_told(source: Source) -> str:
 
 
 def too_small(source: Source, memory: int) -> list[str]:
-    """w draws partners of the same class from the batch and the memory: a class needs more inputs than that keeps."""
+    """Warn of classes with no more inputs than the class memory keeps: w would meet the same partners all the time."""
     counts_K = source.train.labels_N.bincount(minlength=source.num_classes)
     small = (counts_K <= memory).nonzero().flatten().tolist()
     if not small:

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 
 from dicedist import mirror as command
 from dicedist.config import compose_config
+from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 from dicedist.tracking import tracker
 from dicedist.tracking.mlflow import mirror
@@ -376,7 +377,7 @@ def test_passwords_are_not_shown():
 
 def test_two_do_not_send_at_once(tmp_path):
     directory = a_run(tmp_path / "tiny")
-    with mirror.only_one(Run(directory), wait=True), pytest.raises(ValueError, match="are being sent already"):
+    with locked(Run(directory).mirror_lock_file), pytest.raises(ValueError, match="are being sent already"):
         command.run([str(directory)])
 
 

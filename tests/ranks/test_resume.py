@@ -11,6 +11,7 @@ import torch
 from dicedist import trainer as train_module
 from dicedist.cluster import signals
 from dicedist.runs import checkpoint
+from dicedist.runs.files import dump_checked
 from dicedist.runs.run import Run
 from tests.support.processes import run_ranks
 from tests.support.tiny import asked_after, assert_same_run, build, failing_after, records_of, tensors_of, train
@@ -205,7 +206,7 @@ def test_a_newer_format_is_not_passed_over(begun):
     path = checkpoint.path_of(Run(begun).checkpoints, 8) / "manifest.json"
     manifest = json.loads(path.read_text()) | {"format": checkpoint.FORMAT + 1}
     del manifest["sha256"]
-    path.write_text(json.dumps({**manifest, "sha256": checkpoint.digest_of(manifest)}))
+    path.write_text(dump_checked(manifest))
     with pytest.raises(ValueError, match="newer dicedist"):
         build(begun.parent)
 

@@ -13,6 +13,7 @@ from torch import nn
 from dicedist.algorithm.parts import Part
 from dicedist.config.schema import CheckpointConfig
 from dicedist.runs import checkpoint, saver
+from dicedist.runs.files import dump_checked
 from dicedist.runs.run import Run
 from tests.support.tiny import assert_same_run, build, records_of, tensors_of, train
 
@@ -39,7 +40,7 @@ def rewrite(path, **changes):
     """Changes a manifest as someone else might: its digest fits its contents."""
     manifest = json.loads(path.read_text()) | changes
     manifest.pop("sha256")
-    path.write_text(json.dumps({**manifest, "sha256": checkpoint.digest_of(manifest)}))
+    path.write_text(dump_checked(manifest))
 
 
 def test_restored_equals_saved(tmp_path):
@@ -124,7 +125,7 @@ def test_shapes_are_compared_before_tensors_are_read(tmp_path, monkeypatch):
     found = checkpoint.newest(tmp_path)
     for wrong in (a_part(width=5).module, nn.Linear(2, 2), nn.Sequential(nn.Conv2d(2, 3, 3))):
         with pytest.raises(ValueError, match="of another network, method or number of classes"):
-            checkpoint.load_part(found, "member-0", wrong)
+            checkpoint.tensors_of(found, "member-0", wrong)
     with pytest.raises(ValueError, match="has no member-1: it is of another method or ensemble size"):
         checkpoint.restore(found, [a_part("member-1")])
 
@@ -134,7 +135,7 @@ def test_a_file_that_is_no_safetensors_is_an_error_of_one_line(tmp_path):
     path = checkpoint.path_of(tmp_path, 1) / "member-0.safetensors"
     path.write_bytes((2**62).to_bytes(8, "little") + b"{}")  # a header that claims to be huge
     with pytest.raises(ValueError, match="member-0.safetensors is damaged"):
-        checkpoint.load_part(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
+        checkpoint.tensors_of(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
 
 
 def test_optimiser_state_of_another_shape_is_refused(tmp_path):
@@ -284,7 +285,7 @@ def test_no_pickle(tmp_path):
     path = checkpoint.path_of(tmp_path, 1) / "member-0.safetensors"
     torch.save({"weights": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="damaged"):
-        checkpoint.load_part(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
+        checkpoint.tensors_of(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
     save_file({"weights.0.weight": torch.zeros(3, 2, 3, 3)}, path)
     with pytest.raises(ValueError, match="of another network"):
-        checkpoint.load_part(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
+        checkpoint.tensors_of(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)

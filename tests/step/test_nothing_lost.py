@@ -35,7 +35,7 @@ def test_records_that_are_removed_in_mid_run_are_written_anew(tmp_path, referenc
 
     train(tmp_path, after_step=remove)
     told = capsys.readouterr().err
-    assert told.count("was removed or shortened: it is written anew") == 1 and "could not be written" not in told
+    assert told.count("was removed or shortened: it is written again") == 1 and "could not be written" not in told
     assert_same_run(tmp_path / "tiny", reference)
 
 

@@ -12,9 +12,10 @@ from dicedist.cluster.process import Unsent
 from dicedist.config import compose_config
 from dicedist.config.plan import Plan
 from dicedist.data.prepared import home
-from dicedist.runs import checkpoint, copies, resume, uploads
+from dicedist.runs import copies, resume, uploads
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
+from dicedist.runs.files import dump_checked
 from dicedist.runs.run import Run
 from tests.support.servers import CREDENTIALS
 from tests.support.tiny import STEPS, assert_same_run
@@ -144,7 +145,7 @@ def test_damaged_and_hostile_buckets(tmp_path, undisturbed, monkeypatch, capfd):
     manifest = json.loads((newest / MANIFEST).read_text())
     del manifest["sha256"]
     manifest["files"]["../../evil"] = {"size": 1, "sha256": ""}
-    (newest / MANIFEST).write_text(json.dumps({**manifest, "sha256": checkpoint.digest_of(manifest)}))
+    (newest / MANIFEST).write_text(dump_checked(manifest))
     (newest / "../../evil").write_bytes(b"x")
     for path in (bucket / "checkpoints").glob("*"):
         if path != newest:

@@ -227,7 +227,7 @@ def test_images_are_normalised_as_the_weights_want_them():
     known = normalised_as_published(source, chosen, plan_of(chosen))
     assert known.mean == (0.485, 0.456, 0.406) and known.std == (0.229, 0.224, 0.225)
     mixed = configured("network.per_member=[timm/test_resnet, torchvision/resnet18]", "network.pretrained=[true, true]")
-    with pytest.raises(ValueError, match="normalised in different ways"):
+    with pytest.raises(ValueError, match="normalized in different ways"):
         normalised_as_published(source, mixed, plan_of(mixed))
 
 

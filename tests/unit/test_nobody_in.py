@@ -5,6 +5,8 @@ import fcntl
 import io
 import os
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -114,10 +116,11 @@ def test_a_closed_stream_is_no_reason_to_end():
     put(stream, "nobody reads this")
 
 
-def test_where_the_file_system_has_no_locks_a_name_serves(tmp_path, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(errno.ENOLCK, "no locks available")
+def no_locks(*arguments):
+    raise OSError(errno.ENOLCK, "no locks available")
 
+
+def test_where_the_file_system_has_no_locks_a_name_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     run = Run(tmp_path / "run")
     with run_lock(run):
@@ -128,11 +131,41 @@ def test_where_the_file_system_has_no_locks_a_name_serves(tmp_path, monkeypatch)
             pass
     owner = run.directory / ".lock.owner"
     assert not owner.exists()
-    replace_text(owner, f"process 999999999 on {os.uname().nodename}")  # which has ended
+    replace_text(owner, f"999999\n{os.uname().nodename}\n")  # which has ended
     with run_lock(run):
         assert str(os.getpid()) in owner.read_text()
-    replace_text(owner, "process 1 on elsewhere")
+    replace_text(owner, "1\nelsewhere\n")
     with pytest.raises(ValueError, match="in use by process 1 on elsewhere"), run_lock(run):
+        pass
+
+
+HOLDER = """
+import errno, fcntl, sys
+from dicedist.runs.lock import run_lock
+from dicedist.runs.run import Run
+def no_locks(*arguments):
+    raise OSError(errno.ENOLCK, "no locks available")
+if sys.argv[2] == "none":
+    fcntl.flock = no_locks
+with run_lock(Run(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("locks", ["some", "none"])
+def test_a_killed_process_leaves_no_lock(tmp_path, monkeypatch, locks):
+    run = Run(tmp_path / "run")
+    if locks == "none":
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    words = [sys.executable, "-c", HOLDER, str(run), locks]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=f"is in use by process {holder.pid} on "), run_lock(run):
+            pass
+        holder.kill()
+        holder.wait()
+    with run_lock(run):
         pass
 
 
@@ -168,4 +201,4 @@ def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
         server.set(key, "2")
     ranks = world.connect(timedelta(seconds=10))
     assert not ranks.check(["ended"])
-    assert world.is_first_in_store(ranks, 75) and ranks.get("ended") == b"75"
+    assert world.is_first_in_store(75) and ranks.get("ended") == b"75"

@@ -1,1 +1,1 @@
-"""The mirror of a run in MLflow: a process beside training that reads the run's folder, and the model that it logs."""
+"""The mirror of a run in MLflow: a separate process that reads the run's folder, and the model that it logs."""

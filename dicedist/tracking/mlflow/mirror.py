@@ -1,11 +1,10 @@
-"""Brings MLflow to what the folder of a run says, whenever it is run; mirror.json remembers what was received.
+"""Brings MLflow to the state of a run's folder, whenever it is started; mirror.json remembers what was received.
 
-The status of the run in MLflow follows from facts in the folder (`Run.ending`), never from what someone remembers.
+The status of the run in MLflow follows from the files of the folder (`Run.ending`).
 """
 
 import contextlib
 import errno
-import fcntl
 import functools
 import getpass
 import hashlib
@@ -13,12 +12,12 @@ import io
 import json
 import logging
 import os
+import select
 import sys
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -26,49 +25,36 @@ from typing import Any, TypeVar
 from dicedist.config import Config, flatten
 from dicedist.config.compose import flat
 from dicedist.console.lines import warn
+from dicedist.data.remote import reason_of
 from dicedist.metrics.measures import FRESH_REDUNDANCY
 from dicedist.reporting.page import figures, write_report
-from dicedist.runs.files import open_own, replace_json
+from dicedist.runs.files import replace_json
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
-from dicedist.tracking.mlflow.store import (
-    alone,
-    files_of,
-    folder_of,
-    read_or_nothing,
-    without_password,
-)
+from dicedist.tracking.mlflow.store import alone, files_of, read_or_nothing, without_password
 
 INTERVAL = 2.0  # seconds between two looks at the records
 PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits for one call
 UNANSWERED = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
 UNSTORABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # not for minutes: the next look at the records is the retry
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",  # the machine may have no git
+}
 T = TypeVar("T")
 FINISHED = "FINISHED"
-
-
-@contextlib.contextmanager
-def only_one(run: Run, wait: bool) -> Iterator[None]:
-    """wait: a restarted training may come back before the mirror of its last attempt has ended."""
-    with open_own(run.mirror_lock_file, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise ValueError(f"the records of {run} are being sent already") from error
-        yield
 
 
 class Mirror:
     def __init__(self, run: Run, config: Config, uri: str):
         """uri: the store, with credentials if need be."""
-        # By default mlflow retries for minutes; here the next look at the records is the retry.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # read when it is imported: see the loggers below
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the machine may have no git
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
         for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # they log a traceback for every call that fails
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.run, self.config, self.uri = run, config, uri
@@ -78,36 +64,29 @@ class Mirror:
         elsewhere = read_or_nothing(run.mirror_file).get("uri") not in (None, self.shown)
         self.state_file = run.copy_file(self.shown) if elsewhere else run.mirror_file
         self.state |= read_or_nothing(self.state_file)
-        self.told: set[str] = set()
+        self.problems: set[str] = set()  # that the user was warned of
         self.refused = False
         self.unsure = self.state["run_id"] is not None  # whether MLflow may have more than the state says
 
     @functools.cached_property
     def client(self) -> Any:
-        """The first client creates the tables of an sqlite file: of several runs that start at once, only one does."""
+        """MLflow's client. The first one creates the tables of an sqlite file."""
         from mlflow import MlflowClient
 
-        with alone(folder_of(self.uri)), warnings.catch_warnings():
+        with alone(self.uri), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # from alembic, about tables that it recreates
             client = MlflowClient(self.uri)
             client.search_experiments(max_results=1)
         return client
 
     def follow(self) -> None:
-        """Sends records until training closes its end of the pipe, as it also does when it dies."""
-        ended = threading.Event()
-
-        def listen() -> None:
-            sys.stdin.read()
-            ended.set()
-
-        threading.Thread(target=listen, daemon=True).start()
+        """Send records until training closes its end of the pipe, as it also does when it dies."""
         self.attempt(self.begin)
-        while not ended.wait(INTERVAL):
+        while not select.select([sys.stdin], [], [], INTERVAL)[0]:
             self.attempt(self.send_records)
 
     def finish(self) -> bool:
-        """Sends everything that is left; returns whether all of it was received."""
+        """Send everything that is left. Return whether all of it was received."""
         silent_since = time.monotonic()
         tasks: list[Callable[[], None]] = [self.begin, self.send_records]
         if self.run.ending() == FINISHED:
@@ -121,34 +100,30 @@ class Mirror:
         return not self.refused
 
     def attempt(self, task: Callable[[], None]) -> bool:
-        """Returns False if the task must be tried again because the server did not answer; warns once per problem."""
+        """Return False if the task must be tried again because the server did not answer.
+
+        Warn only once of each problem: it may come back every other second for days.
+        """
         name = task.__name__.replace("_", " ")
         try:
             task()
-        except Exception as error:
-            self.unsure = True  # it may have arrived all the same
-            if isinstance(error, OSError) and error.errno in UNSTORABLE:
-                self.refuse(f"could not {name} (`python -m dicedist.mirror` tries again)", error)
-            elif isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED:
-                self.tell("does not answer", error)
-                return False
-            else:
-                self.refuse(f"refuses to {name}", error)
-        return True
-
-    def refuse(self, what: str, error: Exception) -> None:
-        self.refused = True
-        self.tell(what, error)
-
-    def tell(self, what: str, error: Exception) -> None:
-        """Warns only once: the same may happen every other second for days."""
-        if what not in self.told:
-            reason = " ".join(str(error).split())[:200]
-            warn(f"MLflow at {self.shown} {what}, records wait in {self.run}: {reason}")
-            self.told.add(what)
+            return True
+        except Exception as caught:
+            error = caught
+        self.unsure = True  # it may have arrived all the same
+        unanswered = isinstance(error, OSError) or getattr(error, "error_code", None) in UNANSWERED
+        if isinstance(error, OSError) and error.errno in UNSTORABLE:
+            problem, unanswered = f"could not {name} (`python -m dicedist.mirror` tries again)", False
+        else:
+            problem = "does not answer" if unanswered else f"refuses to {name}"
+        if problem not in self.problems:
+            warn(f"MLflow at {self.shown} {problem}, records wait in {self.run}: {reason_of(error)}")
+        self.problems.add(problem)
+        self.refused |= not unanswered
+        return not unanswered
 
     def begin(self) -> None:
-        """Creates the run in MLflow, or reopens the one that was created before."""
+        """Create the run in MLflow, or open the one that was created before."""
         if self.state["run_id"] is not None:
             self.client.update_run(self.state["run_id"], status="RUNNING")
             self.client.log_batch(self.state["run_id"], tags=self.tags())
@@ -169,7 +144,7 @@ class Mirror:
         self.client.log_inputs(made.info.run_id, datasets=[self.data_set()])
 
     def parameters(self) -> list[Any]:
-        """Every key, and what `auto` came to."""
+        """Every key, with the value to which `auto` was resolved."""
         from mlflow.entities import Param
 
         plan = self.run.plan()
@@ -228,12 +203,12 @@ class Mirror:
         self.unsure = False
 
     def differs(self, name: str, lines: Sequence[str]) -> bool:
-        """Whether the lines that were sent are no longer those of the file."""
+        """Return whether the lines that were sent are no longer those of the file."""
         mark = self.state.get("marks", {}).get(name)
         return mark is not None and len(lines) == self.state["received"][name] and digest_lines(lines) != mark
 
     def steps_in_mlflow(self, lines: Sequence[str]) -> set[tuple[str, int]]:
-        """What MLflow has of the metrics in these lines."""
+        """Return the names and steps that MLflow has of the metrics in these lines."""
         names = {name for line in lines for name, value in json.loads(line).items() if is_number(value)}
         return {
             (name, metric.step)
@@ -242,7 +217,7 @@ class Mirror:
         }
 
     def send_result(self) -> None:
-        """Every number of the evaluation, and the redundancy as the mean over pairs."""
+        """Send every number of the evaluation, and the redundancy as the mean over pairs."""
         if self.is_sent("result"):
             return
         result = read_or_nothing(self.run.result_file)
@@ -272,7 +247,7 @@ class Mirror:
         self.mark_sent("files")
 
     def send_model(self) -> None:
-        """The ensemble as one model, which runs no pickle, and is registered if it is given a name."""
+        """Send the ensemble as one model, which runs no pickle. Register it if it is given a name."""
         if self.state["sent"].get("model") == self.run.checkpoint().step:
             return
         import mlflow
@@ -292,7 +267,7 @@ class Mirror:
         self.keep(sent={**self.state["sent"], "model": self.run.checkpoint().step})
 
     def taken(self, name: str, signature: Any) -> str | None:
-        """The last version of that model, if this one takes something else or no longer answers all that it does."""
+        """Name the last version of that model if this one has other inputs or lacks some of its outputs."""
         import mlflow
 
         versions = self.client.search_model_versions(f"name = '{name}'")
@@ -308,7 +283,7 @@ class Mirror:
         self.client.set_terminated(self.state["run_id"], self.run.ending())
 
     def is_sent(self, task: str) -> bool:
-        """Whether it was sent of the evaluation that the folder holds now."""
+        """Return whether the task was done for the evaluation that the folder holds now."""
         return self.state["sent"].get(task) == digest_of(self.run.result_file)
 
     def mark_sent(self, task: str) -> None:
@@ -328,7 +303,7 @@ def link_to_report(run: Run, experiment: str, run_id: str) -> Any:
 
 
 def user() -> str | None:
-    """Whoever trains; a container may know no name."""
+    """Return the name of the user; a container may know none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

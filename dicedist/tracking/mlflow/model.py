@@ -15,7 +15,7 @@ SERVING = Path(__file__).with_name("serving.py")
 
 
 def packed(run: Run, images: str | None, path: Path, trusted: bool) -> dict[str, Any]:
-    """What MLflow needs to log the ensemble of a run's last checkpoint: its file, inputs, outputs and requirements."""
+    """Export the ensemble of a run's last checkpoint. Return what MLflow needs to log it."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 

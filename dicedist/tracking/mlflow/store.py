@@ -1,26 +1,25 @@
-"""Where a run is sent to: a server, or an sqlite file; and who may decide that."""
+"""The store that a run is sent to: a server, or an sqlite file."""
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from dicedist.runs.files import read_json
+from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
 def chosen_store(wanted: str | None) -> str:
-    """What the user says, or the environment, or the default. Nothing in a run's folder decides whom we call."""
+    """Return the store that the user names, or the environment, or the default. A run's folder never chooses it."""
     return absolute(wanted or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
 
 
 def refuse_another_store(run: Run, uri: str) -> None:
-    """A run that was sent elsewhere before is not sent to a second store unless the user says so."""
+    """Raise ValueError if the run was sent to another store before, unless the user names this one."""
     before, shown = read_or_nothing(run.mirror_file).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
@@ -30,45 +29,38 @@ def refuse_another_store(run: Run, uri: str) -> None:
 
 
 def absolute(uri: str) -> str:
-    """An sqlite file by its whole path, so that it is the same one from any working directory."""
+    """Give an sqlite file its whole path, so that it is the same from any working directory."""
     scheme, _, path = uri.partition(":///")
     return f"sqlite:///{Path(path).expanduser().absolute()}" if scheme == "sqlite" else uri
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder of an sqlite file; None if a server holds the database."""
+    """Return the folder of an sqlite file; None if a server holds the database."""
     scheme, _, path = uri.partition(":///")
     return Path(path).resolve().parent if scheme == "sqlite" else None
 
 
 def files_of(uri: str, experiment: str) -> str | None:
-    """Artifacts go beside an sqlite file; MLflow would use the working directory. None: the server decides."""
+    """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
+    decides."""
     folder = folder_of(uri)
     return (folder / "mlruns" / experiment).as_uri() if folder else None
 
 
-@contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
-    """Only one process at a time runs the body for the same folder."""
-    if folder is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def alone(uri: str) -> contextlib.AbstractContextManager[None]:
+    """Let only one process at a time create the tables of an sqlite file: MLflow's own lock is not enough."""
+    folder = folder_of(uri)
+    return locked(folder / ".mlflow.lock") if folder else contextlib.nullcontext()
 
 
 def without_password(uri: str) -> str:
-    """For messages and files."""
+    """Return the address as messages and files may show it."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def read_or_nothing(path: Path) -> dict[str, Any]:
-    """What a JSON file says; of a missing or damaged one nothing is believed."""
+    """Return the values of a JSON file; none of a missing or damaged one."""
     try:
         return read_json(path)
     except (OSError, ValueError):
