@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from dicedist.benchmarks.methods import device_hours
+from dicedist.benchmarks.costs import device_hours
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
-from dicedist.config.options import Parser
+from dicedist.config.options import Parser, check_counts
 from dicedist.console.lines import say
 from dicedist.console.tables import table
 from dicedist.data import sources
@@ -94,29 +94,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.seeds = options.seeds or ("0,1" if options.scale else "0,1,2")
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise ValueError(f"--seeds {options.seeds}: write 0,1,2")
-    if options.nproc is not None and options.nproc < 1:
-        raise ValueError(f"--nproc {options.nproc}: write a number above 0")
+    check_counts(options, "nproc")
     return options
 
 
 def chosen(options: argparse.Namespace) -> list[Figure]:
     """Return the figures to compare with."""
-    every = find_figures()
-    if options.cell:
-        found = [figure for figure in every if figure.cell == options.cell]
-        if not found:
-            near = nearest(options.cell, [figure.cell for figure in every])
-            raise ValueError(f"--cell {options.cell}: there is none{near}; --list shows them")
-        return found
-    if options.table:
-        found = [figure for figure in every if figure.table == options.table]
-        if not found:
-            known = ", ".join(sorted({figure.table for figure in every}))
-            raise ValueError(f"--table {options.table}: there is none; write one of {known}")
-        return found
-    if not options.list:
+    if not (options.cell or options.table or options.list):
         raise ValueError("write --table NAME, --cell NAME or --scale small; --list shows what there is")
-    return every
+    every = find_figures()
+    by_cell, by_table = ({getattr(figure, name) for figure in every} for name in ("cell", "table"))
+    if options.cell:
+        if options.cell not in by_cell:
+            near = nearest(options.cell, sorted(by_cell))
+            raise ValueError(f"--cell {options.cell}: there is none{near}; --list shows them")
+        return [figure for figure in every if figure.cell == options.cell]
+    if options.table and options.table not in by_table:
+        known = ", ".join(sorted(by_table))
+        raise ValueError(f"--table {options.table}: there is none; write one of {known}")
+    return [figure for figure in every if options.table in (None, figure.table)]
 
 
 def job_of(cell: str, seed: int, overrides: tuple[str, ...]) -> Job:

@@ -11,7 +11,7 @@ def keys_of(schema: Any) -> dict[str, Field[Any]]:
     found = {}
     for entry in fields(schema):
         found[entry.name] = entry
-        kind: Any = entry.type
-        if is_dataclass(kind):
-            found |= {f"{entry.name}.{name}": inner for name, inner in keys_of(kind).items()}
+        group: Any = entry.type
+        if is_dataclass(entry.type):
+            found |= {f"{entry.name}.{name}": inner for name, inner in keys_of(group).items()}
     return found

@@ -85,7 +85,7 @@ def test_an_experiment_of_ones_own_may_begin_with_a_cell(tmp_path, monkeypatch):
     """As best.yaml of a search does."""
     shutil.copytree(compose.CONF, tmp_path / "conf")
     text = "# @package _global_\ndefaults: [small/dice, _self_]\nepochs: 3\n"
-    (tmp_path / "conf/experiment/mine.yaml").write_text(text)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text)
     monkeypatch.setattr(compose, "CONF", tmp_path / "conf")
     config = compose_config(["experiment=mine"])
     assert (config.epochs, config.network.name, config.data.train_limit) == (3, "resnet8", 8000)
