@@ -42,23 +42,21 @@ from dicedist.console.tables import table
 Rows = list[dict[str, Any]]
 BENCHMARKS = {  # name -> module and function of (config) -> rows
     "batched": "batched.batched",
-    "checkpoint": "checkpoint.checkpoint",
+    "checkpoint": "upkeep.checkpoint",
     "corruptions": "corruptions.corruptions",
-    "cost": "step.cost",
+    "cost": "costs.cost",
     "data": "data.data",
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
     "files": "files.files",
     "memory": "discriminator.memory",
-    "methods": "methods.method_costs",
+    "methods": "costs.method_costs",
     "overlap": "overlap.overlap",
-    "recipes": "recipes.recipes",
+    "recipes": "costs.recipes",
     "scaling": "overlap.scaling",
     "step": "step.step",
-    "tracking": "tracking.tracking",
+    "tracking": "upkeep.tracking",
 }
-
-
 COMPARISONS = ("cost", "discriminator", "recipes")  # with what is not ours: each side makes its own process settings
 
 
@@ -101,10 +99,8 @@ def simulated(words: Sequence[str]) -> Rows:
 
 
 def describe_machine() -> str:
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
-    devices = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU"
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = f"{gpus} x {torch.cuda.get_device_name(0)}" if gpus else "no GPU"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = f"{torch.get_num_threads()} thread(s) a rank"
     return f"{platform.machine()}, {cores} cores, {threads}, {devices}, torch {torch.__version__}, {sys.platform}"

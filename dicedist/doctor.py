@@ -9,32 +9,49 @@ Exit code 0 if nothing failed (warnings are told), 2 otherwise. Nothing is train
 would prepare are prepared.
 """
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from dicedist.cluster.process import command
+from dicedist.config import compose_config
+from dicedist.config.options import Parser, check_counts
 
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    from dicedist.diagnosis.examination import examine, parsed  # not above: torch takes seconds, which help need not
-    from dicedist.diagnosis.finding import FAILED
+    import torch  # not above: torch takes seconds, which help need not
 
-    request = parsed(arguments)
-    found = []
-    for finding in examine(request):
-        found.append(finding)
-        if not request.as_json:
+    from dicedist.diagnosis import examination
+    from dicedist.diagnosis.finding import findings, refuse_failures
+
+    options = parse(arguments)
+    ranks = options.ranks or max(2, torch.cuda.device_count())
+    nodes = [name for name in options.nodes.split(",") if name]
+    found = {}
+    for name, finding in findings(examination.checks(compose_config(options.overrides), ranks, nodes)):
+        found[name] = finding
+        if not options.json:
             remedy = f"\n{'':28}-> {finding.remedy}" if finding.remedy else ""
-            print(f"{finding.state:>8}  {finding.name:16}  {finding.what}{remedy}", flush=True)
-    if request.as_json:
-        print(json.dumps([asdict(finding) for finding in found], indent=1))
-    failed = [finding.name for finding in found if finding.state == FAILED]
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
+            print(f"{finding.state:>8}  {name:16}  {finding.what}{remedy}", flush=True)
+    if options.json:
+        print(json.dumps([{"name": name, **asdict(finding)} for name, finding in found.items()], indent=1))
+    refuse_failures(found)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser("dicedist doctor", __doc__)
+    parser.allow_abbrev = False
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--nodes", default="")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    check_counts(options, "ranks")
+    return options
 
 
 if __name__ == "__main__":

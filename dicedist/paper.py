@@ -8,7 +8,7 @@
     launch/paper --table ood --csv ood.csv --page ood.html    the same as a file, and as a page
     launch/paper --table size --dir trial max_steps=100       any key of the training config
 
-A cell is a file of conf/experiment/. Stopped at any time, the same command continues: finished runs are skipped. Every
+A cell is a row of conf/cells.csv. Stopped at any time, the same command continues: finished runs are skipped. Every
 measure that the paper prints is compared, in its unit; `apart` marks ours where it differs from the paper's by more
 than both deviations over seeds.
 """
@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from dicedist.benchmarks.methods import device_hours
+from dicedist.benchmarks.costs import device_hours
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_USER, command
 from dicedist.cluster.signals import Stopped
 from dicedist.config import compose_config, nearest
-from dicedist.config.options import Parser
+from dicedist.config.options import Parser, check_counts
 from dicedist.config.plan import Plan
 from dicedist.console.lines import say
 from dicedist.console.tables import table
@@ -37,7 +37,7 @@ from dicedist.data import sources
 from dicedist.evaluation.cost import cost
 from dicedist.reporting.markup import apart
 from dicedist.reporting.page import write_comparison
-from dicedist.reporting.paper import Cell, Figure, find_cells
+from dicedist.reporting.paper import Figure, find_figures
 from dicedist.reporting.records import Pooled, dig, pool
 from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job, num_devices, ranks_for
@@ -49,14 +49,14 @@ HEAD = ("table", "cell", "measure", "paper", "ours", "seeds", "note")
 
 def run(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    cells = chosen(options, find_cells())
+    figures = chosen(options)
     if options.list:
-        rows = [[cell.name, figure.table, figure.measure, str(figure)] for cell, figure in cells]
+        rows = [[figure.cell, figure.table, figure.measure, figure.paper] for figure in figures]
         say(table(["cell", "table", "measure", "paper"], rows))
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     overrides = (*options.overrides, f"run.dir={options.dir}")
-    jobs = {cell.name: [job_of(cell, seed, overrides) for seed in seeds] for cell, _ in cells}
+    jobs = {figure.cell: [job_of(figure.cell, seed, overrides) for seed in seeds] for figure in figures}
     every = [job for of_cell in jobs.values() for job in of_cell]
     if options.forecast or options.scale:
         say(forecast([job for job in every if job.result is None]))
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> None:
     try:
         failed = [job.name for job in every if not finish(job, options.nproc or ranks_for(job.config))]
     finally:
-        rows = results(cells, jobs)
+        rows = results(figures, jobs)
         say(table(HEAD, rows))
         if options.csv:
             write_csv(options.csv, HEAD, rows)
@@ -95,33 +95,29 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.seeds = options.seeds or ("0,1" if options.scale else "0,1,2")
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise ValueError(f"--seeds {options.seeds}: write 0,1,2")
-    if options.nproc is not None and options.nproc < 1:
-        raise ValueError(f"--nproc {options.nproc}: write a number above 0")
+    check_counts(options, "nproc")
     return options
 
 
-def chosen(options: argparse.Namespace, cells: Sequence[Cell]) -> list[tuple[Cell, Figure]]:
-    """Cells with the figure to compare with."""
-    every = [(cell, figure) for cell in cells for figure in cell.figures]
-    if options.cell:
-        found = [(cell, figure) for cell, figure in every if cell.name == options.cell]
-        names = [cell.name for cell in cells]
-        if not found:
-            raise ValueError(f"--cell {options.cell}: there is none{nearest(options.cell, names)}; --list shows them")
-        return found
-    if options.table:
-        found = [(cell, figure) for cell, figure in every if figure.table == options.table]
-        if not found:
-            known = ", ".join(sorted({figure.table for _, figure in every}))
-            raise ValueError(f"--table {options.table}: there is none; write one of {known}")
-        return found
-    if not options.list:
+def chosen(options: argparse.Namespace) -> list[Figure]:
+    """Return the figures to compare with."""
+    if not (options.cell or options.table or options.list):
         raise ValueError("write --table NAME, --cell NAME or --scale small; --list shows what there is")
-    return every
+    every = find_figures()
+    by_cell, by_table = ({getattr(figure, name) for figure in every} for name in ("cell", "table"))
+    if options.cell:
+        if options.cell not in by_cell:
+            near = nearest(options.cell, sorted(by_cell))
+            raise ValueError(f"--cell {options.cell}: there is none{near}; --list shows them")
+        return [figure for figure in every if figure.cell == options.cell]
+    if options.table and options.table not in by_table:
+        known = ", ".join(sorted(by_table))
+        raise ValueError(f"--table {options.table}: there is none; write one of {known}")
+    return [figure for figure in every if options.table in (None, figure.table)]
 
 
-def job_of(cell: Cell, seed: int, overrides: tuple[str, ...]) -> Job:
-    return Job(f"{cell.name} seed {seed}", (f"experiment={cell.name}", f"seed={seed}", *overrides))
+def job_of(cell: str, seed: int, overrides: tuple[str, ...]) -> Job:
+    return Job(f"{cell} seed {seed}", (f"experiment={cell}", f"seed={seed}", *overrides))
 
 
 def finish(job: Job, ranks: int) -> bool:
@@ -167,25 +163,25 @@ def forecast(jobs: Sequence[Job]) -> str:
     return f"{shown}\nabout {total:.1f} hours of a {DEVICE}: {alone}"
 
 
-def results(cells: Sequence[tuple[Cell, Figure]], jobs: Mapping[str, Sequence[Job]]) -> list[list[str]]:
+def results(figures: Sequence[Figure], jobs: Mapping[str, Sequence[Job]]) -> list[list[str]]:
     rows = []
-    for cell, figure in cells:
-        found = [job.result for job in jobs.get(cell.name, [])]
-        values = measured(cell, figure, [result for result in found if result is not None])
+    for figure in figures:
+        found = [job.result for job in jobs[figure.cell]]
+        values = measured(figure, [result for result in found if result is not None])
         ours = pool([value / figure.unit for value in values])
         is_apart = ours is not None and figure.pooled is not None and apart(ours, figure.pooled)
         seeds = f"{len(values)} of {len(found)}"
         known = sum(result is not None for result in found)
         note = "apart" if is_apart else "" if values else needs(figure, known)
-        rows.append([figure.table, cell.name, figure.measure, str(figure), mean_and_deviation(ours), seeds, note])
+        rows.append([figure.table, figure.cell, figure.measure, figure.paper, mean_and_deviation(ours), seeds, note])
     return rows
 
 
-def measured(cell: Cell, figure: Figure, results: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The measure in every result that has it; what an ensemble costs needs no run."""
+def measured(figure: Figure, results: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the measure of every result that has it; the cost of an ensemble needs no run."""
     group, _, rest = figure.measure.partition(".")
     if group == "cost":
-        return [costs_of(cell.name)[rest]]
+        return [costs_of(figure.cell)[rest]]
     values = [dig(result, figure.measure.split(".")) for result in results]
     return [value for value in values if value is not None]
 

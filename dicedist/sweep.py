@@ -22,7 +22,7 @@ from typing import Any
 from dicedist.cluster.process import command
 from dicedist.config import names
 from dicedist.config.literal import split_values
-from dicedist.config.options import Parser
+from dicedist.config.options import Parser, check_counts
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
@@ -99,9 +99,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--test", action="store_true", help="measure the best trial on the test set when all are done")
     parser.add_argument("overrides", nargs="+", metavar="key=value,value", help="keys of the training config")
     options = parser.parse_intermixed_args(arguments)
-    for name in ("nproc", "at_once", "trials"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: write a number above 0")
+    check_counts(options, "nproc", "at_once", "trials")
     return options
 
 

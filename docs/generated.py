@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from dicedist.config.commands import COMMANDS
 from dicedist.config.compose import composed
-from dicedist.config.help import descriptions
+from dicedist.config.keys import keys_of
 from dicedist.config.schema import Config
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def inside(text: str, folder: str = "") -> str:
 
 def keys() -> str:
     defaults = OmegaConf.to_container(composed("train", []), resolve=False)
-    told = descriptions(Config)
+    told = {name: entry.metadata["help"] for name, entry in keys_of(Config).items()}
     lines = ["# Keys", "", "Every key of `dicedist train`, from `dicedist/config/schema.py`; write `key=value`.", ""]
     for group in (name for name in told if "." not in name and any(other.startswith(f"{name}.") for other in told)):
         rows = [name for name in told if name.startswith(f"{group}.")]

@@ -13,25 +13,25 @@ from torch import Tensor, nn
 
 from dicedist.algorithm import networks
 from dicedist.algorithm.grouped import grouped
+from dicedist.benchmarks.building import plan_of, random_batch, with_size
 from dicedist.benchmarks.timing import compare
 from dicedist.cluster.devices import pick_device
-from dicedist.cluster.placement import DEFAULT_SIZE
 from dicedist.config import Config
 
 
-def batched(config: Config, rounds: int = 5) -> list[dict[str, Any]]:
-    size = config.ensemble.size if isinstance(config.ensemble.size, int) else DEFAULT_SIZE
-    device = pick_device()
-    members = [networks.build(config.network).to(device).to(memory_format=torch.channels_last) for _ in range(size)]
-    shape = (config.batch_size, 3, config.data.size, config.data.size)
-    images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
+def batched(config: Config) -> list[dict[str, Any]]:
+    device, plan = pick_device(), plan_of(with_size(config))
+    size, shape = plan.num_members, plan.input_shape
+    members = [networks.build(config.network, shape).to(device) for _ in range(size)]
+    members = [member.to(memory_format=torch.channels_last) for member in members]
+    (images,) = random_batch(config, device).images
     alternatives: dict[str, Callable[[], object]] = {
         "one after another": partial(in_turn, members, images),
         "grouped": partial(learn, grouped(members), torch.cat([images] * size, 1)),
     }
     if device.type == "cuda":
         alternatives["on streams"] = partial(on_streams, members, images, [torch.cuda.Stream() for _ in members])
-    return compare(alternatives, "one after another", rounds)
+    return compare(alternatives, "one after another", rounds=5)
 
 
 def learn(network: nn.Module, images: Tensor) -> None:

@@ -1,11 +1,11 @@
 """Images per second of DALI, torch, and the DataLoader with torchvision transforms that most trainers use."""
 
 import contextlib
-import dataclasses
 import os
-import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,31 +22,7 @@ from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
 
 CPU = torch.device("cpu")
-SPELL = 0.5  # seconds that a pipeline is measured at a time
-
-
-def data_throughput(
-    source: Source, config: DataConfig, batch_size: int, num_threads: Sequence[int] = (1, 2), rounds: int = 5
-) -> list[dict[str, Any]]:
-    """One row per pipeline and number of threads, limited to as many cores, on the same training images.
-
-    The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
-    """
-    names = ["torch", "dataloader"]
-    if uses_dali(dataclasses.replace(config, pipeline="auto")):
-        names.insert(0, "dali")
-    rows = []
-    for threads in num_threads:
-        with cores(threads):
-            streams = {name: batch_sizes(name, threads, source, config, batch_size) for name in names}
-            turns = [
-                {name: images_per_second(stream, SPELL) for name, stream in streams.items()} for _ in range(rounds)
-            ]
-        medians = {name: statistics.median(turn[name] for turn in turns) for name in names}
-        for name, speed in medians.items():
-            times = speed / medians["dataloader"]
-            rows.append({"pipeline": name, "threads": threads, "images_per_second": speed, "times_dataloader": times})
-    return rows
+SPELL, ROUNDS = 0.5, 5  # seconds that a pipeline is measured at a time
 
 
 def data(config: Config) -> list[dict[str, Any]]:
@@ -54,7 +30,34 @@ def data(config: Config) -> list[dict[str, Any]]:
         raise ValueError(
             f"bench data is of images in memory: write bench files data=files data.root={config.data.root}"
         )
-    return data_throughput(sources.load(config.data), config.data, config.batch_size)
+    source = sources.load(config.data)
+    return [row for threads in (1, 2) for row in throughput(source, config, threads)]
+
+
+def throughput(source: Source, config: Config, threads: int) -> list[dict[str, Any]]:
+    """One row per pipeline, limited to as many cores as threads, on the same training images.
+
+    The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
+    """
+    with cores(threads):
+        streams = {
+            name: our_sizes(source, replace(config.data, pipeline=name, num_threads=threads), config.batch_size)
+            for name in pipelines(config.data)
+        }
+        workers = threads if threads > 1 else 0
+        loader = DataLoader(Transformed(source), config.batch_size, shuffle=True, num_workers=workers)
+        streams["dataloader"] = their_sizes(loader)
+        turns = [{name: images_per_second(sizes, SPELL) for name, sizes in streams.items()} for _ in range(ROUNDS)]
+    rows = []
+    for name in streams:
+        speed, theirs = (median(turn[one] for turn in turns) for one in (name, "dataloader"))
+        times = speed / theirs
+        rows.append({"pipeline": name, "threads": threads, "images_per_second": speed, "times_dataloader": times})
+    return rows
+
+
+def pipelines(config: DataConfig) -> list[str]:
+    return ["dali", "torch"] if uses_dali(replace(config, pipeline="auto")) else ["torch"]
 
 
 def images_per_second(sizes: Iterator[int], seconds: float) -> float:
@@ -65,20 +68,17 @@ def images_per_second(sizes: Iterator[int], seconds: float) -> float:
     return images / passed
 
 
-def batch_sizes(name: str, threads: int, source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
+def our_sizes(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
     """The sizes of an endless stream of batches."""
-    if name == "dataloader":
-        workers = threads if threads > 1 else 0
-        loader = DataLoader(Transformed(source), batch_size, shuffle=True, num_workers=workers)
-        while True:
-            yield from (len(labels_B) for _, labels_B in loader)
-    ours = Loader(
-        source.train, dataclasses.replace(config, pipeline=name, num_threads=threads), source, batch_size, 0, CPU, [0]
-    )
-    epoch = 0
+    ours, epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
     while True:
         yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
         epoch += 1
+
+
+def their_sizes(loader: DataLoader) -> Iterator[int]:
+    while True:
+        yield from (len(labels_B) for _, labels_B in loader)
 
 
 class Transformed(Dataset[tuple[Tensor, Tensor]]):
@@ -86,14 +86,12 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, source: Source):
         self.images_NHWC, self.labels_N = source.train.images_NHWC.numpy(), source.train.labels_N
-        self.transform = transforms.Compose(
-            [
-                transforms.RandomCrop(source.size, padding=padding(source.size)),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(source.mean, source.std),
-            ]
-        )
+        self.transform = transforms.Compose([
+            transforms.RandomCrop(source.size, padding=padding(source.size)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(source.mean, source.std),
+        ])  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.labels_N)

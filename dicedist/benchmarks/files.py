@@ -5,16 +5,15 @@ rank has, and they take turns, so that a busy machine disturbs all of them alike
 """
 
 import contextlib
-import dataclasses
-import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 
-from dicedist.benchmarks.data import CPU, cores, images_per_second
+from dicedist.benchmarks.data import CPU, cores, images_per_second, our_sizes, pipelines, their_sizes
+from dicedist.benchmarks.processes import ask, start
 from dicedist.cluster.process import tune_malloc
 from dicedist.config import Config
 from dicedist.config.schema import DataConfig
 from dicedist.console.progress import Progress
-from dicedist.data import sources, uses_dali
+from dicedist.data import sources
 from dicedist.data.encoded import Encoded
 from dicedist.data.order import num_batches
 from dicedist.data.pack import pack
@@ -41,7 +41,7 @@ NUMBER, SIZE = 20_000, 224
 CLASSES = 10
 SIDES = (300, 700)  # pixels, at least and at most
 SPELL, ROUNDS = 3.0, 5  # seconds that an alternative is measured at a time
-FOLDER, FILES, PEAK = "ImageFolder", "MiB of the files", "peak MiB of the rank"
+FOLDER, SPEED, PEAK = "ImageFolder", "images/s", "peak MiB of the rank"
 MIB = 2**20
 Item = tuple[int, list[int], bool]  # place in the ImageFolder, box, flipped
 
@@ -50,18 +50,18 @@ def files(config: Config) -> list[dict[str, Any]]:
     """On the images of data=files data.root=FOLDER, or on 20,000 photographs made for it, or data.train_limit."""
     with tempfile.TemporaryDirectory(prefix="dicedist-") as scratch:
         os.environ["DICEDIST_DATA"] = scratch  # what is listed goes with it
-        data = dataclasses.replace(config.data, balance=False, per_member=False, split="full", augment="basic")
-        if data.name == "files" and not Path(str(data.root)).expanduser().is_dir():
-            raise ValueError(f"data.root={data.root}: an ImageFolder is a folder")
+        data = replace(config.data, balance=False, per_member=False, split="full", augment="basic")
         if data.name != "files":
             root = Path(scratch) / "photographs"
             generate(root, data.train_limit or NUMBER)
-            data = dataclasses.replace(data, name="files", root=str(root), size=SIZE, train_limit=None)
+            data = replace(data, name="files", root=str(root), size=SIZE, train_limit=None)
+        elif not Path(str(data.root)).expanduser().is_dir():
+            raise ValueError(f"data.root={data.root}: an ImageFolder is a folder")
         packed = Path(scratch) / "shards"
         pack(Path(str(data.root)).expanduser(), packed, 1000)
-        settings = {"files": data, "shards": dataclasses.replace(data, name="shards", root=str(packed))}
+        settings = {"files": data, "shards": replace(data, name="shards", root=str(packed))}
         listed = [sources.load(each) for each in settings.values()]  # once for all processes
-        read = {FILES: sum(map(os.path.getsize, paths_of(listed[0]))) / MIB}
+        read = {"MiB of the files": sum(map(os.path.getsize, paths_of(listed[0]))) / MIB}
         return [row | read for threads in (1, 2) for row in measured(settings, config.batch_size, threads)]
 
 
@@ -73,36 +73,30 @@ def paths_of(source: Source) -> list[str]:
 
 def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> list[dict[str, Any]]:
     """A row for each alternative. The peak of a rank's memory is taken after it has read all images."""
-    pipelines = ["dali", "torch"] if uses_dali(dataclasses.replace(settings["files"], pipeline="auto")) else ["torch"]
-    names = [("files", FOLDER), *((kind, pipeline) for kind in settings for pipeline in pipelines)]
-    context, ends, processes, rows = multiprocessing.get_context("spawn"), {}, [], []
+    ours = [(kind, pipeline) for kind in settings for pipeline in pipelines(settings["files"])]
+    ends, processes = {}, []
     with contextlib.ExitStack() as closing:
-        for kind, name in names:
-            ends[kind, name], far_end = context.Pipe()
-            closing.enter_context(ends[kind, name])  # the process ends with it
-            pipeline = "torch" if name == FOLDER else name
-            settled = dataclasses.replace(settings[kind], pipeline=pipeline, num_threads=threads)
+        for kind, name in [("files", FOLDER), *ours]:
+            config = replace(settings[kind], pipeline="torch" if name == FOLDER else name, num_threads=threads)
             # Not as a daemon, which could not have workers.
-            processes.append(context.Process(target=serve, args=(name == FOLDER, settled, batch_size, far_end)))
-            processes[-1].start()
-            far_end.close()  # so that the pipe breaks with the process
-        turns = [{place: asked(end, "images/s") for place, end in ends.items()} for _ in range(ROUNDS)]
-        for (kind, name), end in ends.items():
-            times = statistics.median(turn[kind, name] / turn["files", FOLDER] for turn in turns)
-            row = {"source": kind, "pipeline": name, "threads": threads, f"times {FOLDER}": times}
-            speed = statistics.median(turn[kind, name] for turn in turns)
-            rows.append({**row, "images/s": speed, PEAK: None if name == FOLDER else asked(end, PEAK)})
+            process, end = start("spawn", serve, name == FOLDER, config, batch_size, daemon=False)
+            processes.append(process)
+            ends[kind, name] = closing.enter_context(end)  # the process ends with it
+        turns = [{place: ask(end, SPEED, " ".join(place)) for place, end in ends.items()} for _ in range(ROUNDS)]
+        peaks = {place: ask(ends[place], PEAK, " ".join(place)) for place in ours}
     for process in processes:
         process.join()  # so that none disturbs what is measured next
-    return rows
-
-
-def asked(end: Connection, what: str) -> Any:
-    try:
-        end.send(what)
-        return end.recv()
-    except (EOFError, BrokenPipeError) as error:
-        raise RuntimeError("a process of the benchmark ended by itself, for the reason above") from error
+    return [
+        {
+            "source": place[0],
+            "pipeline": place[1],
+            "threads": threads,
+            f"times {FOLDER}": median(turn[place] / turn["files", FOLDER] for turn in turns),
+            SPEED: median(turn[place] for turn in turns),
+            PEAK: peaks.get(place),
+        }
+        for place in ends
+    ]
 
 
 def serve(theirs: bool, config: DataConfig, batch_size: int, requests: Connection) -> None:
@@ -110,16 +104,17 @@ def serve(theirs: bool, config: DataConfig, batch_size: int, requests: Connectio
         tune_malloc()
     with cores(config.num_threads):
         source = sources.load(config)
-        sizes = (their_batches if theirs else our_batches)(source, config, batch_size)
+        if theirs:
+            sizes = their_sizes(image_folder(source, config, batch_size))
+        else:
+            sizes = our_sizes(source, config, batch_size)
         answers = {
-            "images/s": lambda: images_per_second(sizes, SPELL),
+            SPEED: lambda: images_per_second(sizes, SPELL),
             PEAK: lambda: peak_of_an_epoch(sizes, len(source.train)) / MIB,
         }
-        try:
+        with contextlib.suppress(EOFError):
             while True:
                 requests.send(answers[requests.recv()]())
-        except EOFError:
-            return
 
 
 def peak_of_an_epoch(sizes: Iterator[int], images: int) -> int:
@@ -133,20 +128,6 @@ def peak_of_an_epoch(sizes: Iterator[int], images: int) -> int:
         held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         return int(held.split()[1]) * 1024
     return psutil.Process().memory_info().rss
-
-
-def our_batches(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
-    """The sizes of an endless stream of batches."""
-    ours, epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
-    while True:
-        yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
-        epoch += 1
-
-
-def their_batches(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
-    loader = image_folder(source, config, batch_size)
-    while True:
-        yield from (len(labels_B) for _, labels_B in loader)
 
 
 def image_folder(source: Source, config: DataConfig, batch_size: int) -> DataLoader:
@@ -183,11 +164,8 @@ class Order:
     def __init__(self, dataset: SameCrops, config: DataConfig, batch_size: int):
         source = dataset.source
         self.ours, self.epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
-        self.steps = num_batches(len(source.train), batch_size)
+        self.steps = range(num_batches(len(source.train), batch_size))
         self.places = {path: place for place, (path, _) in enumerate(dataset.samples)}
-
-    def __len__(self) -> int:
-        return self.steps
 
     def __iter__(self) -> Iterator[list[Item]]:
         for raw in self.ours.raw_batches(self.ours.planned(self.epoch)):

@@ -5,35 +5,33 @@ A device that computes leaves the host free, and so does a rank that sleeps: no 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
 from dicedist.algorithm.batch import Batch
 from dicedist.algorithm.counterpart import Read
+from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.member import Encoding
-from dicedist.algorithm.messages import Fields
+from dicedist.algorithm.messages import Answers, Values
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.schedules import Moment
-from dicedist.algorithm.step import Step, Values
+from dicedist.algorithm.step import Step
+from dicedist.algorithm.targets import Targets
+from dicedist.benchmarks.building import build_step
 from dicedist.benchmarks.processes import run_ranks
 from dicedist.benchmarks.simulation import PAIRS_OF_FOUR, compared_pairs, ranks_that_hide
-from dicedist.cluster.assembly import assemble
-from dicedist.cluster.exchange import Exchange
-from dicedist.cluster.placement import place
-from dicedist.cluster.world import joined
+from dicedist.cluster.world import World, joined
 from dicedist.config import Config
 from dicedist.console.lines import say
 
-CPU = torch.device("cpu")
 WARM_UP = 1
 NUM_STEPS = 4  # of w's learning
 TOO_LONG = 10.0  # seconds in which w learns on one rank: what that makes of a step need not be measured
 
 
-@dataclass(frozen=True)
-class Durations:
+class Durations(NamedTuple):
     """Seconds."""
 
     forward: float
@@ -42,26 +40,34 @@ class Durations:
     learn: float
 
 
-class EmulatedStep(Step):
+class EmulatedEncoders(Encoders):
     durations: Durations
 
     def encode(self, batch: Batch) -> dict[int, Encoding]:
         time.sleep(self.durations.forward * len(self.hosted.members))
-        assert isinstance(self.exchange, Exchange)
-        size, widths = len(batch.labels_B), self.exchange.widths
-        return {member: zeros(size, widths["mean"][member], widths["logits"][member]) for member in self.hosted.members}
+        widths, encodings = self.exchange.widths, {}
+        for member in self.hosted.members:
+            features_BD, logits_BK = (torch.zeros(batch.size, widths[name][member]) for name in ("mean", "logits"))
+            encodings[member] = Encoding(features_BD, features_BD, features_BD, logits_BK)
+        return encodings
 
-    def answers(self, read: Read | None, batch: Batch, now: Moment) -> tuple[Fields | None, Values]:
+
+class EmulatedStep(Step):
+    durations: Durations
+
+    def answer(
+        self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]
+    ) -> tuple[Answers | None, Values]:
         if read is None:
             return None, {}
         time.sleep(self.durations.gradient)
-        return {"mean": torch.zeros_like(read["mean"])}, {}
+        return Answers({"mean": torch.zeros_like(read["mean"])}), {}
 
     def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
         time.sleep(self.durations.backward * len(views))
         return {}
 
-    def learn(self, read: Read | None, batch: Batch, now: Moment) -> Values:
+    def learn(self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]) -> Values:
         if read is not None and self.hosted.w is not None:
             for _ in range(NUM_STEPS):
                 time.sleep(self.durations.learn / NUM_STEPS)
@@ -69,27 +75,25 @@ class EmulatedStep(Step):
         return {}
 
 
-def zeros(batch: int, feature_dim: int, num_classes: int) -> Encoding:
-    features_BD = torch.zeros(batch, feature_dim)
-    return Encoding(features_BD, features_BD, features_BD, torch.zeros(batch, num_classes))
+def emulated(config: Config, world: World, durations: Durations) -> EmulatedStep:
+    real, _ = build_step(config, world)
+    encoders = EmulatedEncoders(real.hosted, real.exchange, config.seed)
+    step = EmulatedStep(real.method, real.hosted, real.exchange, encoders, real.schedules, real.loss)
+    encoders.durations = step.durations = durations
+    return step
 
 
-def seconds_a_step(
-    config: Config, num_members: int, durations: Durations, num_steps: int = 12, ranks_of_w: int = 1
-) -> float:
+def seconds_a_step(config: Config, num_members: int, durations: Durations, num_steps: int, ranks_of_w: int) -> float:
     """The mean of the slowest rank, with one device per part: M + 1 ranks, or more if w is divided."""
-    return max(run_ranks(num_members + ranks_of_w, emulate, config, num_members, durations, num_steps, ranks_of_w))
+    ensemble, redundancy = replace(config.ensemble, size=num_members), replace(config.redundancy, ranks=ranks_of_w)
+    config = replace(config, ensemble=ensemble, redundancy=redundancy)
+    return max(run_ranks(num_members + ranks_of_w, emulate, config, durations, num_steps))
 
 
-def emulate(
-    rank: int, config: Config, num_members: int, durations: Durations, num_steps: int, ranks_of_w: int
-) -> float:
+def emulate(rank: int, config: Config, durations: Durations, num_steps: int) -> float:
     torch.set_num_threads(1)  # a rank only waits and sends
     with joined(timeout=300) as world:  # many ranks of one machine take long to join
-        placement = place(world.size, num_members, needs_discriminator=True, ranks_of_w=ranks_of_w)
-        step, _ = assemble(config, placement, world, num_classes=100, steps_per_epoch=1000, kind=EmulatedStep)
-        assert isinstance(step, EmulatedStep)
-        step.durations = durations
+        step = emulated(config, world, durations)
         labels_B = torch.zeros(config.batch_size, dtype=torch.int64)
         for n in range(WARM_UP + num_steps):
             if n == WARM_UP:
@@ -103,19 +107,12 @@ def emulate(
 
 def overlap(config: Config) -> list[dict[str, Any]]:
     """Four members; w's learning takes from no time to longer than the members' own work."""
-    base = Durations(forward=0.1, gradient=0.02, backward=0.2, learn=0.0)
-    members_alone = base.forward + base.gradient + base.backward
-    rows = []
+    forward, gradient, backward = 0.1, 0.02, 0.2
+    alone, rows = forward + gradient + backward, []
     for learn in (0.0, 0.1, 0.2, 0.3, 0.4):
-        seconds = seconds_a_step(config, 4, Durations(base.forward, base.gradient, base.backward, learn))
-        rows.append(
-            {
-                "w learns, s": learn,
-                "step, s": seconds,
-                "forward + gradient + backward, s": members_alone,
-                "ratio": seconds / members_alone,
-            }
-        )
+        seconds = seconds_a_step(config, 4, Durations(forward, gradient, backward, learn), num_steps=12, ranks_of_w=1)
+        times = {"w learns, s": learn, "step, s": seconds, "forward + gradient + backward, s": alone}
+        rows.append({**times, "ratio": seconds / alone})
     return rows
 
 
@@ -132,17 +129,10 @@ def scaling(config: Config) -> list[dict[str, Any]]:
             say(f"{num_members} members and w on {ranks_of_w} rank{'s' * (ranks_of_w > 1)} ...")
             own = share / ranks_of_w
             seconds, messages = (
-                seconds_a_step(config, num_members, durations, num_steps=3, ranks_of_w=ranks_of_w)
+                seconds_a_step(config, num_members, durations, 3, ranks_of_w)
                 for durations in (Durations(forward, own * gradient, backward, own * learn), Durations(0, 0, 0, 0))
             )
             first = rows[0]["step, s"] if rows else seconds
-            rows.append(
-                {
-                    "members": num_members,
-                    "ranks of w": ranks_of_w,
-                    "step, s": seconds,
-                    "to 4 members": seconds / first,
-                    "messages alone, s": messages,
-                }
-            )
+            sizes = {"members": num_members, "ranks of w": ranks_of_w, "step, s": seconds}
+            rows.append({**sizes, "to 4 members": seconds / first, "messages alone, s": messages})
     return rows

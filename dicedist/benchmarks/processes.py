@@ -1,4 +1,4 @@
-"""Ranks without torchrun: a function run by forked processes that can join one group."""
+"""Processes of a benchmark: alternatives that answer in turn, and ranks without torchrun, which can join one group."""
 
 import gc
 import multiprocessing
@@ -8,7 +8,30 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+
+def start(kind: str, function: Callable[..., None], *arguments: Any, daemon: bool) -> tuple[BaseProcess, Connection]:
+    """Run function(*arguments, pipe) in a process of its own; return the process and the near end of its pipe.
+
+    kind: fork | spawn.
+    """
+    context: Any = multiprocessing.get_context(kind)
+    near, far = context.Pipe()
+    process = context.Process(target=function, args=(*arguments, far), daemon=daemon)
+    process.start()
+    far.close()  # then the process has the only copy, and its death breaks the pipe
+    return process, near
+
+
+def ask(end: Connection, request: object, name: str) -> Any:
+    """Return the answer of a process. name: what a message calls it."""
+    try:
+        end.send(request)
+        return end.recv()
+    except (EOFError, BrokenPipeError) as error:
+        raise RuntimeError(f"{name} ended by itself, for the reason above") from error
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -16,31 +39,25 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    answers, processes = [], []
-    for rank in range(world_size):
-        answer, sender = context.Pipe(duplex=False)
-        processes.append(context.Process(target=work, args=(rank, world_size, port, function, arguments, sender)))
-        processes[-1].start()
-        sender.close()  # then the rank has the only copy, and its death ends the wait for its answer
-        answers.append(answer)
+    ranks = range(world_size)
+    started = [start("fork", work, rank, world_size, port, function, arguments, daemon=False) for rank in ranks]
     try:
-        gathered = [received(answer) for answer in answers]
+        gathered = [received(end) for _, end in started]
     except BaseException:  # interrupted, or the time of a test is up: none is left behind, each says where it was
-        for process in processes:
+        for process, _ in started:
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGABRT)
         raise
-    for process in processes:
+    for process, _ in started:
         process.join()
     if failed := [f"rank {rank}: {result}" for rank, (ok, result) in enumerate(gathered) if not ok]:
         raise RuntimeError("\n".join(failed))
     return [result for _, result in gathered]
 
 
-def received(answer: Connection) -> tuple[bool, Any]:
+def received(end: Connection) -> tuple[bool, Any]:
     try:
-        return answer.recv()
+        return end.recv()
     except EOFError:
         return False, "it died without an answer"
 

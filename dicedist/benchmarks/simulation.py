@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from dicedist.algorithm.build import build_counterpart, feature_dims
 from dicedist.algorithm.objectives import Method
 from dicedist.cluster.placement import Placement, place
 from dicedist.config import Config, nearest
+from dicedist.config.plan import Plan
 
 BYTES, CHECKSUM = 4, 8
 PAIRS_OF_FOUR = 6
@@ -43,8 +44,7 @@ class Assumed:
     learn: float = 0.010
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     gather: float
     scatter: float
     step: float
@@ -60,45 +60,33 @@ def assumed(words: Sequence[str]) -> Assumed:
         if name not in known:
             raise ValueError(f"simulate.{name}: there is no such key{nearest(name, list(known))}")
         like = known[name]
+        several = isinstance(like, tuple)
+        kind = type(like[0]) if isinstance(like, tuple) else float
         try:
-            several = isinstance(like, tuple)
-            kind = type(like[0]) if isinstance(like, tuple) else float
-            values = [kind(value) for value in text.split(",")]
-            if min(values) <= 0 or not (several or len(values) == 1):
-                raise ValueError
-        except ValueError as error:
-            raise ValueError(f"{word}: write {'numbers above 0, as 1,2' if several else 'a number above 0'}") from error
+            values = [kind(value) for value in (text.split(",") if several else [text])]
+        except ValueError:
+            values = [0]
+        if min(values) <= 0:
+            raise ValueError(f"{word}: write {'numbers above 0, as 1,2' if several else 'a number above 0'}")
         chosen[name] = tuple(values) if several else values[0]
     return Assumed(**chosen)
 
 
 def simulate(config: Config, times: Assumed) -> list[dict[str, Any]]:
-    rows = []
+    rows, alone = [], times.forward + times.backward
     for num_members, num_nodes, gbit in product(times.members, times.nodes, times.gbit):
         if num_nodes > num_members + 1 or (num_nodes == 1 and gbit != times.gbit[0]):
             continue
-        alone = times.forward + times.backward
         hidden = ranks_that_hide(compared_pairs(config, num_members) / PAIRS_OF_FOUR * times.learn, alone)
         for ranks_of_w in sorted({1, hidden}):
             found = step_time(config, times, num_members, num_nodes, gbit, ranks_of_w)
-            rows.append(row(times, num_members, num_nodes, gbit, ranks_of_w, found))
+            rows.append({
+                "members": num_members, "ranks of w": ranks_of_w, "nodes": num_nodes,
+                "Gbit/s between": gbit if num_nodes > 1 else "-", "gather, ms": 1e3 * found.gather,
+                "scatter, ms": 1e3 * found.scatter, "step, ms": 1e3 * found.step,
+                "to independent": found.step / alone, "waits for": found.waits_for,
+            })  # fmt: skip
     return rows
-
-
-def row(
-    times: Assumed, num_members: int, num_nodes: int, gbit: float, ranks_of_w: int, found: StepTime
-) -> dict[str, Any]:
-    return {
-        "members": num_members,
-        "ranks of w": ranks_of_w,
-        "nodes": num_nodes,
-        "Gbit/s between": gbit if num_nodes > 1 else "-",
-        "gather, ms": 1e3 * found.gather,
-        "scatter, ms": 1e3 * found.scatter,
-        "step, ms": 1e3 * found.step,
-        "to independent": found.step / (times.forward + times.backward),
-        "waits for": found.waits_for,
-    }
 
 
 def compared_pairs(config: Config, num_members: int) -> int:
@@ -118,7 +106,7 @@ def step_time(
     ranks = num_members + ranks_of_w
     node_of = [rank * num_nodes // ranks for rank in range(ranks)]
     placement = place(ranks, num_members, True, 1, node_of, ranks_of_w)
-    floats = config.batch_size * feature_dims(config, 1)[0]
+    floats = config.batch_size * feature_dims(config, plan_of(config, 1))[0]
     gather = transfer(times, placement, node_of, 2 * BYTES * floats + CHECKSUM, gbit)
     scatter = transfer(times, placement, node_of, BYTES * floats, gbit)
     # The rank with the most pairs.
@@ -152,7 +140,11 @@ def sums(config: Config, times: Assumed, placement: Placement, node_of: Sequence
     return config.redundancy.num_steps * once
 
 
+def plan_of(config: Config, num_members: int) -> Plan:
+    return Plan.of(config, num_members, (3, config.data.size, config.data.size))
+
+
 def weights_of_w(config: Config, num_members: int) -> int:
     with torch.device("meta"):
-        w = build_counterpart(config, Method(config.method), num_members, NUM_CLASSES)
+        w = build_counterpart(config, Method(config.method), plan_of(config, num_members), NUM_CLASSES)
     return sum(parameter.numel() for parameter in w.parameters())

@@ -2,18 +2,18 @@
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
+from dicedist.config.keys import keys_of
 from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
     NOISES,
     Config,
     DataConfig,
-    LossConfig,
     NetworkConfig,
     OptimizerConfig,
     RedundancyConfig,
@@ -28,23 +28,87 @@ OWN_IMAGES = {  # data sets of the user's own images, of any size -> what data.r
     "own": "",
     "shards": "FOLDER, s3://... or http://... that holds train-*.tar and test-*.tar",
 }
-Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs rising from 0
 
 
-def keys_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Every key in full, its value, and what the schema says of it."""
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            yield from keys_of(value, f"{prefix}{entry.name}.")
-        else:
-            yield prefix + entry.name, value, entry.metadata
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def is_share(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def are_knots(value: Any) -> bool:
+    """[[epoch, value], ...] with epochs rising from 0."""
+    try:
+        epochs = [float(epoch) for epoch, height in value if math.isfinite(height)]
+    except (TypeError, ValueError):
+        return False
+    return len(epochs) == len(value) > 0 and epochs[0] == 0 and epochs == sorted(set(epochs))
+
+
+def are_augmentations(value: Any) -> bool:
+    return set(value) <= set(AUGMENTATIONS) if isinstance(value, list) else value in AUGMENTS
+
+
+KNOTS = "[[epoch, value], ...] with epochs rising from 0"
+ONE_OR_MORE = f"one of {', '.join(AUGMENTS)}, or a list of some of {', '.join(AUGMENTATIONS)}"
+# Key -> a test of its value, and what to write instead. null passes: the schema says where it is allowed.
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "ensemble.size": (
+        lambda v: v == "auto" or isinstance(v, int) and 1 <= v <= 1000, "auto or a whole number from 1 to 1000"
+    ),
+    "redundancy.delta": (lambda v: v == "auto" or is_number(v), "auto or a number"),
+    "redundancy.scale": (
+        lambda v: v in NOISES or is_number(v) and v > 0, f"one of {', '.join(NOISES)}, or a number above 0"
+    ),
+    "redundancy.floor": (lambda v: 0 <= v < math.inf, "0, or a number above it"),
+    "redundancy.max_pairs": (lambda v: v == "auto" or is_number(v) and v >= 1, "auto, null or a number above 0"),
+    "redundancy.ranks": (lambda v: v == "members" or is_number(v) and v >= 1, "members, or a number above 0"),
+    "optimizer.momentum": (is_share, "a number from 0 to 1"),
+    "optimizer.weight_decay": (is_share, "a number from 0 to 1"),
+    "optimizer.betas": (lambda v: len(v) == 2 and all(map(is_share, v)), "two numbers from 0 to 1, as in [0.9, 0.999]"),
+    "optimizer.layer_decay": (lambda v: 0 < v <= 1, "a number above 0, at most 1"),
+    "optimizer.ema": (lambda v: 0 < v < 1, "a decay between 0 and 1, as 0.999, or null"),
+    "loss.label_smoothing": (is_share, "a number from 0 to 1"),
+    "loss.mixup": (lambda v: 0 <= v < math.inf, "a number from 0, as 0.2 or 1"),
+    "loss.cutmix": (lambda v: 0 <= v < math.inf, "a number from 0, as 0.2 or 1"),
+    "loss.class_weights": (
+        lambda v: v == "balanced" or isinstance(v, list) and all(is_number(each) and each > 0 for each in v),
+        "balanced, null, or a number above 0 for each class",
+    ),
+    "bottleneck.log_beta": (are_knots, KNOTS),
+    "schedules.covariance": (lambda v: len(v) == 2 and 0 <= v[0] < v[1], "[start, end] epochs"),
+    "calibration.alpha": (lambda v: 0 < v < 1, "a number above 0 and below 1"),
+    "calibration.risk": (is_share, "a number from 0 and below 1"),
+    "calibration.coverage": (lambda v: 0 < v <= 1, "a number above 0 and to 1"),
+    "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
+    "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
+    "data.augment": (are_augmentations, ONE_OR_MORE),
+    "data.crop_area": (lambda v: len(v) == 2 and 0 < v[0] <= v[1] <= 1, "[least, most] shares above 0 and up to 1"),
+    "network.dropout": (is_share, "a number from 0 and below 1"),
+}  # fmt: skip
+
+
+def check_rules(config: Any, prefix: str = "") -> None:
+    """Check the keys of RULES in a configuration, or in one group of it.
+
+    prefix: "calibration." for that group.
+    """
+    for key, (is_right, words) in RULES.items():
+        if not key.startswith(prefix):
+            continue
+        value = attrgetter(key.removeprefix(prefix))(config)
+        if value is not None and not is_right(value):
+            raise ValueError(f"{key}={value}: write {words}")
 
 
 def check_limits(config: Any) -> None:
-    """Choices and bounds that stand in the schema, of any of its dataclasses."""
-    for name, value, limits in keys_of(config):
-        choices, above, at_least = limits.get("choices"), limits.get("above"), limits.get("at_least")
+    """Check choices and bounds that stand in the schema, of any of its dataclasses."""
+    for name, entry in keys_of(config.__class__).items():
+        value, limits = attrgetter(name)(config), entry.metadata
+        choices, above, at_least = limits["choices"], limits["above"], limits["at_least"]
         if choices is not None and value not in choices:
             words = (word if isinstance(word, str) else json.dumps(word) for word in choices)
             raise ValueError(f"{name}={value}: write one of {', '.join(words)}")
@@ -55,20 +119,10 @@ def check_limits(config: Any) -> None:
 
 
 def check(config: Config) -> None:
-    """The whole configuration of a training."""
+    """Check the whole configuration of a training."""
     check_limits(config)
-    size, delta = config.ensemble.size, config.redundancy.delta
-    if not (size == "auto" or isinstance(size, int) and 1 <= size <= 1000):
-        raise ValueError(f"ensemble.size={size}: write auto or a whole number from 1 to 1000")
-    if not (delta == "auto" or isinstance(delta, int | float) and math.isfinite(delta)):
-        raise ValueError(f"redundancy.delta={delta}: write auto or a number")
+    check_rules(config)
     check_noise(config.redundancy)
-    pairs = config.redundancy.max_pairs
-    if pairs not in (None, "auto") and (isinstance(pairs, str) or pairs < 1):
-        raise ValueError(f"redundancy.max_pairs={pairs}: write auto, null or a number above 0")
-    ranks = config.redundancy.ranks
-    if ranks != "members" and (isinstance(ranks, str) or ranks < 1):
-        raise ValueError(f"redundancy.ranks={ranks}: write members, or a number above 0")
     if config.structure not in config.method.structures:
         raise ValueError(
             f"method={config.method.name} has no structure={config.structure}: "
@@ -76,43 +130,44 @@ def check(config: Config) -> None:
         )
     if "/" in config.run.name or config.run.name.strip() in ("", ".", "..") or not config.run.name.isprintable():
         raise ValueError(f"run.name={config.run.name!r}: write a name for a folder under run.dir={config.run.dir}")
-    if "@" in urlsplit(config.tracking.uri or "").netloc:
-        raise ValueError(
-            "tracking.uri holds a password, which would be written to config.yaml: set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD instead"
-        )
+    check_addresses(config)
+    check_resuming(config.resuming)
+    check_optimizer(config.optimizer, config.schedules)
+    check_training(config)
+    for name, knots in config.schedules.learning_rate.items():
+        if not are_knots(knots):
+            raise ValueError(f"schedules.learning_rate.{name}={knots}: write {KNOTS}")
+    check_data(config.data)
+    check_network(config.network)
+
+
+def check_addresses(config: Config) -> None:
+    """Refuse a remote that is none, and passwords, which would be written to config.yaml."""
     remote = config.run.remote
     if remote is not None and ("://" not in remote or "::" in remote or remote.startswith("http")):
         raise ValueError(f"run.remote={remote}: write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER")
-    if "@" in urlsplit(remote or "").netloc or "?" in (remote or ""):
-        raise ValueError("run.remote holds a password, which would be written to config.yaml: set the usual variables")
-    check_resuming(config.resuming, {name for name, _, _ in keys_of(config)})
-    check_optimizer(config.optimizer, config.schedules)
-    check_training(config)
-    check_loss(config.loss)
-    check_schedules(config.schedules)
-    check_knots("bottleneck.log_beta", config.bottleneck.log_beta)
-    check_data(config.data)
-    check_network(config.network)
-    check_calibration(config.calibration)
+    variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+    for name, address, instead in (
+        ("tracking.uri", config.tracking.uri, variables),
+        ("run.remote", remote, "the usual variables"),
+        ("data.root", config.data.root, "the usual variables"),
+    ):
+        if "@" in urlsplit(address or "").netloc or name == "run.remote" and "?" in (address or ""):
+            raise ValueError(f"{name} holds a password, which would be written to config.yaml: set {instead}")
 
 
 def check_noise(redundancy: RedundancyConfig) -> None:
-    scale, floor = redundancy.scale, redundancy.floor
-    if isinstance(scale, str) and scale not in NOISES or isinstance(scale, int | float) and not 0 < scale < math.inf:
-        raise ValueError(f"redundancy.scale={scale}: write one of {', '.join(NOISES)}, or a number above 0")
-    if not 0 <= floor < math.inf:
-        raise ValueError(f"redundancy.floor={floor}: write 0, or a number above it")
-    if floor and not redundancy.reads_scale:
+    check_rules(redundancy, "redundancy.")
+    if redundancy.floor and not redundancy.reads_scale:
         raise ValueError(
-            f"redundancy.floor={floor} lies under the predicted scale, and redundancy.scale={scale} asks for another: "
-            "leave one of them out"
+            f"redundancy.floor={redundancy.floor} lies under the predicted scale, and redundancy.scale="
+            f"{redundancy.scale} asks for another: leave one of them out"
         )
 
 
-def check_resuming(resuming: ResumingConfig, known: Collection[str]) -> None:
+def check_resuming(resuming: ResumingConfig) -> None:
     for name in resuming.allow:
-        if name not in known or not name.startswith(CHANGEABLE):
+        if name not in keys_of(Config) or not name.startswith(CHANGEABLE):
             raise ValueError(f"resume.allow={resuming.allow}: name keys that begin with {', '.join(CHANGEABLE)}")
         if name == "optimizer.name":
             raise ValueError("resume.allow=[optimizer.name]: another optimiser cannot go on with the state of this one")
@@ -125,15 +180,6 @@ def check_optimizer(optimizer: OptimizerConfig, schedules: SchedulesConfig) -> N
             raise ValueError(f"optimizer.lr={optimizer.lr}: write a number or one of {known}")
     elif not (optimizer.lr > 0 and math.isfinite(optimizer.lr)):
         raise ValueError(f"optimizer.lr={optimizer.lr}: write paper, chen2020 or a number above 0")
-    for name, share in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
-        if not 0 <= share < 1:
-            raise ValueError(f"optimizer.{name}={share}: write a number from 0 to 1")
-    if not (len(optimizer.betas) == 2 and all(0 <= beta < 1 for beta in optimizer.betas)):
-        raise ValueError(f"optimizer.betas={optimizer.betas}: write two numbers from 0 to 1, as in [0.9, 0.999]")
-    if not 0 < optimizer.layer_decay <= 1:
-        raise ValueError(f"optimizer.layer_decay={optimizer.layer_decay}: write a number above 0, at most 1")
-    if optimizer.ema is not None and not 0 < optimizer.ema < 1:
-        raise ValueError(f"optimizer.ema={optimizer.ema}: write a decay between 0 and 1, as 0.999, or null")
 
 
 def check_training(config: Config) -> None:
@@ -159,74 +205,20 @@ def check_training(config: Config) -> None:
         raise ValueError(f"optimizer.accumulate={optimizer.accumulate} cannot be recorded: write compile=true")
 
 
-def check_loss(loss: LossConfig) -> None:
-    if not 0 <= loss.label_smoothing < 1:
-        raise ValueError(f"loss.label_smoothing={loss.label_smoothing}: write a number from 0 to 1")
-    for name, alpha in (("mixup", loss.mixup), ("cutmix", loss.cutmix)):
-        if not (alpha >= 0 and math.isfinite(alpha)):
-            raise ValueError(f"loss.{name}={alpha}: write a number from 0, as 0.2 or 1")
-    given = loss.class_weights
-    numbers = isinstance(given, list) and all(isinstance(each, int | float) and each > 0 for each in given)
-    if not (given is None or given == "balanced" or numbers):
-        raise ValueError(f"loss.class_weights={given}: write balanced, null, or a number above 0 for each class")
-
-
-def check_schedules(schedules: SchedulesConfig) -> None:
-    start, end = schedules.covariance if len(schedules.covariance) == 2 else (1, 0)
-    if not 0 <= start < end:
-        raise ValueError(f"schedules.covariance={schedules.covariance}: write [start, end] epochs")
-    for name, knots in schedules.learning_rate.items():
-        check_knots(f"schedules.learning_rate.{name}", knots)
-
-
-def check_knots(name: str, knots: Knots) -> None:
-    try:
-        epochs = [float(epoch) for epoch, value in knots if math.isfinite(value)]
-    except (TypeError, ValueError):
-        epochs = []
-    if not epochs or len(epochs) < len(knots) or epochs[0] != 0 or epochs != sorted(set(epochs)):
-        raise ValueError(f"{name}={knots}: write [[epoch, value], ...] with epochs rising from 0")
-
-
 def check_calibration(calibration: Any) -> None:
-    """Checks the keys of a training, or of a command, whose keys may be null."""
-    for name, lowest, highest in (
-        ("alpha", "above 0", "below 1"),
-        ("risk", "from 0", "below 1"),
-        ("coverage", "above 0", "to 1"),
-    ):
-        value = getattr(calibration, name)
-        if value is None:
-            continue
-        inside = 0 < value < 1 or (name == "risk" and value == 0) or (name == "coverage" and value == 1)
-        if not inside:
-            raise ValueError(f"calibration.{name}={value}: write a number {lowest} and {highest}")
+    """Check the keys of a training, or of a command, whose keys may be null."""
+    check_rules(calibration, "calibration.")
 
 
 def check_data(data: DataConfig) -> None:
-    if not (math.isfinite(data.val_fraction) and 0 < data.val_fraction < 1):
-        raise ValueError(f"data.val_fraction={data.val_fraction}: write a number between 0 and 1, or data.split=full")
     if data.name not in OWN_IMAGES and data.size != 32:
         raise ValueError(f"data.size={data.size}: the images of {data.name} are 32 pixels wide, write data.size=32")
-    if not (math.isfinite(data.test_fraction) and 0 < data.test_fraction < 1):
-        raise ValueError(f"data.test_fraction={data.test_fraction}: write a number between 0 and 1")
-    if not (math.isfinite(data.noise) and data.noise >= 0):
-        raise ValueError(f"data.noise={data.noise}: write a number from 0")
     if data.name == "vectors" and not data.root:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):
         raise ValueError(f"data={data.name}: write data=own data._target_=my.module.Dataset, or neither")
     if OWN_IMAGES.get(data.name) and not data.root:
         raise ValueError(f"data={data.name}: write data.root={OWN_IMAGES[data.name]}")
-    if "@" in urlsplit(data.root or "").netloc:
-        raise ValueError("data.root holds a password, which would be written to config.yaml: set the usual variables")
-    named = data.augment if isinstance(data.augment, list) else None
-    if data.augment not in AUGMENTS if named is None else not set(named) <= set(AUGMENTATIONS):
-        one, several = ", ".join(AUGMENTS), ", ".join(AUGMENTATIONS)
-        raise ValueError(f"data.augment={data.augment}: write one of {one}, or a list of some of {several}")
-    low, high = data.crop_area if len(data.crop_area) == 2 else (1, 0)
-    if not 0 < low <= high <= 1:
-        raise ValueError(f"data.crop_area={data.crop_area}: write [least, most] shares above 0 and up to 1")
 
 
 def check_network(network: NetworkConfig) -> None:
@@ -236,5 +228,3 @@ def check_network(network: NetworkConfig) -> None:
             raise ValueError(f"network.{given[0]}={sizes[given[0]]}: only network=mlp has it, {network.label} does not")
     elif lacking := [name for name, value in sizes.items() if value is None]:
         raise ValueError(f"network.{lacking[0]} is not set: write network=mlp, which sets it")
-    elif not 0 <= sizes["dropout"] < 1:
-        raise ValueError(f"network.dropout={network.dropout}: write a number from 0 and below 1")

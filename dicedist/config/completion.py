@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from dicedist.config.compose import CONF, choices_of
+from dicedist.config.keys import keys_of
 from dicedist.config.requests import EvaluateRequest, ExportRequest, PredictRequest
 from dicedist.config.schema import Config
 
@@ -58,26 +59,16 @@ def candidates(words: Sequence[str], commands: Sequence[str]) -> list[str]:
     if given:
         return [f"{key}={choice}" for choice in values_of(schema, key) if choice.startswith(value)]
     groups = [path.name for path in CONF.iterdir() if path.is_dir()] if schema is Config else []
-    return sorted(f"{name}=" for name in {*groups, *keys_of(schema)} if name.startswith(word))
-
-
-def keys_of(schema: Any, prefix: str = "") -> list[str]:
-    found = []
-    for entry in fields(schema):
-        name = prefix + entry.name
-        found += keys_of(entry.type, f"{name}.") if is_dataclass(entry.type) else [name]
-    return found
+    keys = [name for name, entry in keys_of(schema).items() if not is_dataclass(entry.type)]
+    return sorted(f"{name}=" for name in {*groups, *keys} if name.startswith(word))
 
 
 def values_of(schema: Any, key: str) -> list[str]:
-    """The choices of a key, or of a group of files in conf/."""
+    """Return the choices of a key, or of a group of files in conf/."""
     if schema is Config and (CONF / key).is_dir():
         return choices_of(key)
-    first, _, rest = key.partition(".")
-    entry = next((entry for entry in fields(schema) if entry.name == first), None)
+    entry = keys_of(schema).get(key)
     if entry is None:
         return []
-    if rest:
-        return values_of(entry.type, rest) if is_dataclass(entry.type) else []
     choices = (True, False) if entry.type is bool else entry.metadata["choices"] or ()
     return [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]

@@ -4,18 +4,21 @@ import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dicedist.config.cells import Cells, read_cells
 from dicedist.config.checks import check, check_limits
-from dicedist.config.literal import literal, parsed
+from dicedist.config.keys import keys_of
+from dicedist.config.literal import in_hydras_words, literal, parsed
 from dicedist.config.schema import Config, OodConfig, Scope
 
 PACKAGE = Path(__file__).parent.parent
@@ -76,8 +79,9 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
 
 
 def composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    Plugins.instance().register(Cells)
     with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        return compose(name, overrides=list(overrides))
+        return compose(name, overrides=[*overrides, f"hydra.searchpath={in_hydras_words([f'cells://{CONF}'])}"])
 
 
 def typed(values: DictConfig, schema: type[T]) -> T:
@@ -119,9 +123,10 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
 
 
 def choices_of(group: str) -> list[str]:
-    """What may be written as GROUP=..., by the files of conf/GROUP/."""
+    """Return all that may follow GROUP=: the files of conf/GROUP/, and the paper's cells as experiments."""
     paths = (path for path in (CONF / group).rglob("*.yaml") if not path.stem.startswith("_"))
-    return sorted(path.relative_to(CONF / group).with_suffix("").as_posix() for path in paths)
+    names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in paths]
+    return sorted([*names, *read_cells(CONF)] if group == "experiment" else names)
 
 
 def by_folder(options: Sequence[str]) -> list[str]:
@@ -206,14 +211,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], scopes: Collect
 
 
 def scope_of(key: str) -> Scope:
-    """The scope of a key, or else that of its group. What the schema does not know counts as a result."""
-    schema, scope = Config, Scope.RESULT
-    for word in key.split("."):
-        entry = {entry.name: entry for entry in fields(schema)}.get(word)
-        if entry is None:
-            break
-        scope = entry.metadata["scope"] or scope
-        if not is_dataclass(entry.type):
-            break
-        schema = entry.type  # type: ignore[assignment]
-    return scope
+    """Return the scope of a key, or else that of its group. A key that the schema does not know counts as a result."""
+    words = key.split(".")
+    above = [keys_of(Config).get(".".join(words[:end])) for end in range(len(words), 0, -1)]
+    return next((entry.metadata["scope"] for entry in above if entry and entry.metadata["scope"]), Scope.RESULT)

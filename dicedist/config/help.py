@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 
 from omegaconf import OmegaConf
 
 from dicedist.config.compose import CONF, by_folder, choices_of, composed
+from dicedist.config.keys import keys_of
 
 
 def show_help(usage: str | None, name: str, schema: type) -> None:
     """Prints the help of the command whose defaults are conf/NAME.yaml."""
-    known = descriptions(schema)
+    known = keys_of(schema)
     defaults = [
-        f"{line:<32} # {known[key]}" if key in known else line
+        f"{line:<32} # {known[key].metadata['help']}" if key in known else line
         for key, line in keyed(OmegaConf.to_yaml(composed(name, [])))
     ]
     groups = [group.name for group in sorted(CONF.iterdir()) if group.is_dir()]
@@ -21,16 +21,6 @@ def show_help(usage: str | None, name: str, schema: type) -> None:
     listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
     print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
     print("\n".join(defaults))
-
-
-def descriptions(schema: type, prefix: str = "") -> dict[str, str]:
-    """Key in full -> what the schema says of it; groups included."""
-    found: dict[str, str] = {}
-    for entry in fields(schema):
-        found[prefix + entry.name] = entry.metadata["help"]
-        if is_dataclass(entry.type):
-            found |= descriptions(entry.type, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-    return found
 
 
 def keyed(text: str) -> Iterator[tuple[str, str]]:

@@ -12,3 +12,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (`{self.prog} --help` has examples)")
+
+
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1 for these options, as far as they are given."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: write a number above 0")

@@ -6,8 +6,6 @@ from typing import Any
 from dicedist.config.schema import AVERAGES, Frozen, OodConfig, key
 
 FORMATS = ("pt2", "onnx", "safetensors")
-MEMBERS = "some of them: [0, 2], or student"
-RUN = "the folder of a run, or its URL: s3://BUCKET/runs/NAME"
 
 
 @dataclass
@@ -38,13 +36,21 @@ class CalibrationRequest(TargetsRequest):
 
 
 @dataclass
-class EvaluateRequest(Frozen):
-    run: str | None = key(RUN)
+class EnsembleRequest(Frozen):
+    """Which ensemble is meant."""
+
+    run: str | None = key("the folder of a run, or its URL: s3://BUCKET/runs/NAME")
+    members: Any = key("some of them: [0, 2], or student")
+    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
+    calibration: TargetsRequest = key("null: as the run has it")
+    network: Trust = key("of the run")
+
+
+@dataclass
+class EvaluateRequest(EnsembleRequest):
     logits: str | None = key(
         "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
     )
-    members: Any = key(MEMBERS)
-    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     folds: int | None = key(
         "random halves of the test set on which temperatures are fitted; null: as the run evaluates", above=0
     )
@@ -61,34 +67,23 @@ class EvaluateRequest(Frozen):
     shift_limit: int | None = key("shift so many test images only, as many of each class as possible", at_least=1)
     calibration: CalibrationRequest = key("null: as the run has it")
     ood: OodConfig = key("further sets, name: folder, .npz or .npy; none: dropped from the results")
-    network: Trust = key("of the run")
     data: DataRoot = key("of the run")
 
 
 @dataclass
-class PredictRequest(Frozen):
-    run: str | None = key(RUN)
-    members: Any = key(MEMBERS)
-    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
+class PredictRequest(EnsembleRequest):
     format: str = key("table | jsonl: a JSON object a line", choices=("table", "jsonl"))
     output: str | None = key("a file; null: standard output")
     batch_size: int = key("images at a time", at_least=1)
     device: str = key("auto: the GPU if there is one | cpu | cuda", choices=("auto", "cpu", "cuda"))
-    calibration: TargetsRequest = key("null: as the run has it")
-    network: Trust = key("of the run")
 
 
 @dataclass
-class ExportRequest(Frozen):
-    run: str | None = key(RUN)
+class ExportRequest(EnsembleRequest):
     format: str | None = key(
         "pt2: torch.export | onnx | safetensors; null: by the ending of output, else pt2", choices=(*FORMATS, None)
     )
-    members: Any = key(MEMBERS)
-    average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     images: str = key(
         "what the graph takes. uint8: [N, H, W, 3] | float: [N, 3, H, W] in 0..1", choices=("uint8", "float")
     )
     output: str | None = key("a file; null: in the run, by the names of its members")
-    calibration: TargetsRequest = key("null: as the run has it")
-    network: Trust = key("of the run")

@@ -8,10 +8,10 @@ Comparisons draw the same random numbers on both devices and switch TF32 off, so
 """
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ import torch
 
 from dicedist.cluster.devices import MIB
 from dicedist.cluster.process import command
+from dicedist.config.options import Parser
 from dicedist.console.lines import duration, say
 from dicedist.diagnosis.comparisons import MEMBERS, comparisons, judge
 from dicedist.diagnosis.faults import faults, training_records
-from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, stopwatch
+from dicedist.diagnosis.finding import FAILED, OK, Finding, findings, refuse_failures, stopwatch
 from dicedist.diagnosis.trials import Check, Machine
 from dicedist.reporting.markup import Head, Section, Table
 from dicedist.reporting.page import document
 from dicedist.runs.files import replace_text
 from dicedist.runs.run import Run
 
-MOVED = "a run from CPU to GPU and back"
-MEMORY = "memory against the start table"
 APART = 0.1  # the start table leaves out running statistics and scalars
 
 
@@ -43,7 +42,7 @@ def moved(machine: Machine) -> Finding:
             words = ["dicedist.train", *keys, f"run.name={name}", f"max_steps={steps}"]
             machine.start(words, on_cpu=on_cpu)
     one, other = (training_records(Run(machine.folder / name)) for name in ("moved", "alone"))
-    return judge(MOVED, one, other)
+    return judge(one, other)
 
 
 def memory(machine: Machine) -> Finding:
@@ -59,88 +58,68 @@ def memory(machine: Machine) -> Finding:
         f"{name}: " + ", ".join(f"{what} {b / MIB:,.2f} MiB" for what, b in one.items()) for name, one in found
     )
     remedy = f"more than {APART:.0%} apart: {', '.join(wrong)}" if wrong else ""
-    return Finding(MEMORY, FAILED if wrong else OK, told, remedy)
+    return Finding(FAILED if wrong else OK, told, remedy)
 
 
-@dataclass(frozen=True)
-class Measurement:
+def measured(words: Sequence[str], ranks: int, machine: Machine) -> Finding:
     """A benchmark, which is told and not judged."""
-
-    name: str
-    words: tuple[str, ...]
-    ranks: int
-
-    def __call__(self, machine: Machine) -> Finding:
-        if self.ranks > machine.most_ranks:
-            return Finding(self.name, SKIPPED, f"needs {self.ranks} GPUs")
-        said = machine.start(["dicedist.bench", *self.words, *machine.keys], self.ranks)
-        return Finding(self.name, OK, said.rstrip())
+    return Finding(OK, machine.start(["dicedist.bench", *words, *machine.keys], ranks).rstrip())
 
 
-def checks() -> list[tuple[str, Check]]:
+def checks() -> dict[str, Check]:
     size = f"ensemble.size={MEMBERS}"
-    steps = [("dice", (1, 2, MEMBERS, MEMBERS + 1)), ("ind", (1, 2, MEMBERS))]
-    measurements = [
-        Measurement(f"the time of a step of {method} on {ranks} ranks", ("step", f"method={method}", size), ranks)
-        for method, placements in steps
-        for ranks in placements
-    ]
-    measurements += [
-        Measurement("w in bf16, on one rank", ("step", "method=dice", size, "precision=bf16"), 1),
-        Measurement("members of one device: in turn, grouped, on streams", ("batched", size), 1),
-    ]
-    return [
-        *((comparison.name, comparison) for comparison in comparisons()),
-        (MEMORY, memory),
-        (MOVED, moved),
-        *faults(),
-        *((measurement.name, measurement) for measurement in measurements),
-    ]
-
-
-def checked(name: str, check: Check, machine: Machine) -> Finding:
-    try:
-        return check(machine)
-    except (RuntimeError, OSError, ValueError, AssertionError, subprocess.SubprocessError) as error:
-        return Finding(name, FAILED, " ".join(str(error).split()))
+    steps = [("dice", ranks) for ranks in (1, 2, MEMBERS, MEMBERS + 1)] + [("ind", ranks) for ranks in (1, 2, MEMBERS)]
+    return {
+        **comparisons(),
+        "memory against the start table": memory,
+        "a run from CPU to GPU and back": moved,
+        **faults(),
+        **{
+            f"the time of a step of {method} on {ranks} ranks": partial(
+                measured, ("step", f"method={method}", size), ranks
+            )
+            for method, ranks in steps
+        },
+        "w in bf16, on one rank": partial(measured, ("step", "method=dice", size, "precision=bf16"), 1),
+        "members of one device: in turn, grouped, on streams": partial(measured, ("batched", size), 1),
+    }
 
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    if unknown := [word for word in options if word not in ("--device", "--out")]:
-        raise ValueError(f"{unknown[0]}: write --device cpu or --out FOLDER")
-    device = options.get("--device", "cuda")
+    parser = Parser("launch/gpu-check", __doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"))
+    options = parser.parse_args(arguments)
+    device, out = options.device, options.out
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no GPU here: --device cpu tries the script itself")
-    out = Path(options.get("--out", "gpu-check"))
     out.mkdir(parents=True, exist_ok=True)
-    found = []
+    found = {}
     with tempfile.TemporaryDirectory() as folder, stopwatch() as seconds:
         machine = Machine(device, Path(folder))
-        for name, check in checks():
-            one = checked(name, check, machine)
+        for name, one in findings({name: partial(check, machine) for name, check in checks().items()}):
             gap = "\n" if "\n" in one.what else " "  # a table keeps its columns
-            say(f"{one.state:>8}  {one.name}:{gap}{one.what} {one.remedy}".rstrip())
-            found.append(one)
+            say(f"{one.state:>8}  {name}:{gap}{one.what} {one.remedy}".rstrip())
+            found[name] = one
         taken = seconds()
     about = {"device": device, "gpus": names_of_gpus(), "torch": torch.__version__, "seconds": round(taken)}
-    replace_text(out / "results.json", json.dumps({**about, "findings": [asdict(one) for one in found]}, indent=1))
+    written = [{"name": name, **asdict(one)} for name, one in found.items()]
+    replace_text(out / "results.json", json.dumps({**about, "findings": written}, indent=1))
     replace_text(out / "page.html", page(about, found))
     say(f"done in {duration(taken)}: {out / 'page.html'}, {out / 'results.json'}")
-    if failed := [one.name for one in found if one.state == FAILED]:
-        raise ValueError(f"{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
+    refuse_failures(found)
 
 
 def names_of_gpus() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def page(about: Mapping[str, Any], found: Sequence[Finding]) -> str:
+def page(about: Mapping[str, Any], found: Mapping[str, Finding]) -> str:
     heads = [Head("check"), Head("state", kind="text"), Head("what was found", kind="text wrap pre")]
-    rows = [[one.name, one.state, f"{one.what}\n{one.remedy}".rstrip()] for one in found]
+    rows = [[name, one.state, f"{one.what}\n{one.remedy}".rstrip()] for name, one in found.items()]
     lead = "Each line compares short trainings, or measures one. The CPU is the reference; TF32 is off."
     values = {"lead": lead, "table": Table("One row per check", heads, rows)}
     title = "Acceptance on " + (", ".join(about["gpus"]) or "CPUs, to try the script")

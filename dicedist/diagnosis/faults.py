@@ -1,19 +1,19 @@
 """Ranks that are lost, hang or are asked to stop, on the machine that is accepted: the run must end as undisturbed."""
 
-import functools
 import json
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache, partial
 
 import psutil
 
 from dicedist.cluster.process import EXIT_STOPPED
 from dicedist.config import names
 from dicedist.diagnosis.comparisons import judge
-from dicedist.diagnosis.finding import FAILED, SKIPPED, Finding
+from dicedist.diagnosis.finding import FAILED, Finding
 from dicedist.diagnosis.trials import LIMIT, Check, Machine, Values
 from dicedist.runs.run import Run
 
@@ -23,29 +23,17 @@ COMPARED = 20  # steps: later on a GPU, whose sums have no fixed order, rounding
 TIMEOUT = 20  # seconds after which a rank that does not answer is given up
 
 
-@dataclass(frozen=True)
-class Fault:
+def lost(number: signal.Signals, least_ranks: int, machine: Machine) -> Finding:
     """A signal to the last rank; the launcher starts the ranks again, and they go on from the last checkpoint."""
-
-    name: str
-    number: signal.Signals
-    least_ranks: int = 1
-
-    def __call__(self, machine: Machine) -> Finding:
-        ranks = min(RANKS, machine.most_ranks)
-        if ranks < self.least_ranks:
-            return Finding(self.name, SKIPPED, f"needs {self.least_ranks} GPUs")
-        run, words = training(machine, self.number.name)
-        with machine.launched(words, ranks) as launcher:
-            wait_for_records(launcher, run)
-            ranks_of(launcher)[ranks - 1].send_signal(self.number)
-            code = launcher.wait(LIMIT)
-        if code:
-            return Finding(self.name, FAILED, f"the run ended with code {code}", "`dicedist doctor` first")
-        return as_undisturbed(self.name, machine, run)
-
-
-STOPPED = "asked to stop, resumed on another placement"
+    ranks = max(least_ranks, min(RANKS, machine.most_ranks))
+    run, words = training(machine, number.name)
+    with machine.launched(words, ranks) as launcher:
+        wait_for_records(launcher, run)
+        ranks_of(launcher)[ranks - 1].send_signal(number)
+        code = launcher.wait(LIMIT)
+    if code:
+        return Finding(FAILED, f"the run ended with code {code}", "`dicedist doctor` first")
+    return as_undisturbed(machine, run)
 
 
 def stopped(machine: Machine) -> Finding:
@@ -57,15 +45,18 @@ def stopped(machine: Machine) -> Finding:
         launcher.terminate()
         code = launcher.wait(LIMIT)
     if code != EXIT_STOPPED:
-        return Finding(STOPPED, FAILED, f"the run ended with code {code}, not {EXIT_STOPPED}", "")
+        return Finding(FAILED, f"the run ended with code {code}, not {EXIT_STOPPED}")
     machine.start(words)
-    found = as_undisturbed(STOPPED, machine, run)
+    found = as_undisturbed(machine, run)
     return replace(found, what=f"{ranks} ranks, then 1: {found.what}")
 
 
-def faults() -> list[tuple[str, Check]]:
-    killed, hung = Fault("a killed rank", signal.SIGKILL), Fault("a hung rank", signal.SIGSTOP, least_ranks=2)
-    return [(killed.name, killed), (hung.name, hung), (STOPPED, stopped)]
+def faults() -> dict[str, Check]:
+    return {
+        "a killed rank": partial(lost, signal.SIGKILL, 1),
+        "a hung rank": partial(lost, signal.SIGSTOP, 2),
+        "asked to stop, resumed on another placement": stopped,
+    }
 
 
 def training(machine: Machine, name: str) -> tuple[Run, list[str]]:
@@ -77,19 +68,19 @@ def training(machine: Machine, name: str) -> tuple[Run, list[str]]:
     return Run(machine.folder / name), ["dicedist.train", *keys]
 
 
-@functools.cache
+@cache
 def undisturbed(machine: Machine) -> list[Values]:
     run, words = training(machine, "undisturbed")
     machine.start(words, min(RANKS, machine.most_ranks))
     return training_records(run)
 
 
-def as_undisturbed(name: str, machine: Machine, run: Run) -> Finding:
+def as_undisturbed(machine: Machine, run: Run) -> Finding:
     """Every step is recorded once, and the steps around the fault agree with those of the other run."""
     here, expected = training_records(run), undisturbed(machine)
     if len(here) != len(expected):
-        return Finding(name, FAILED, f"{len(here)} records, where an undisturbed run has {len(expected)}", "")
-    return judge(name, here[:COMPARED], expected[:COMPARED])
+        return Finding(FAILED, f"{len(here)} records, where an undisturbed run has {len(expected)}")
+    return judge(here[:COMPARED], expected[:COMPARED])
 
 
 def training_records(run: Run) -> list[Values]:

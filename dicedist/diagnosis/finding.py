@@ -1,8 +1,8 @@
-"""The outcome of one check."""
+"""The outcome of one check, and how checks are run."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "FAILED", "skipped"
@@ -11,25 +11,35 @@ Check = Callable[[], "Finding"]
 
 @dataclass(frozen=True)
 class Finding:
-    name: str
     state: str
     what: str  # that was found
     remedy: str = ""  # for a warning or a failure
 
 
-def judged(name: str, what: str, remedy: str = "", *, state: str = WARNING) -> Finding:
+class Lacking(Exception):
+    """The machine does not have what a check needs, so the check is skipped."""
+
+
+def judged(what: str, remedy: str = "", *, state: str = WARNING) -> Finding:
     """ok without a remedy, otherwise the given state."""
-    return Finding(name, state if remedy else OK, what, remedy)
+    return Finding(state if remedy else OK, what, remedy)
 
 
-def findings(checks: Iterator[tuple[str, Check]]) -> Iterator[Finding]:
-    """One after the other; a check that raises has failed."""
-    for name, check in checks:
+def findings(checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
+    """Run one check after the other; a check that raises has failed."""
+    for name, check in checks.items():
         try:
-            yield check()
+            yield name, check()
+        except Lacking as error:
+            yield name, Finding(SKIPPED, str(error))
         except Exception as error:
             said = " ".join(str(error).split()) or type(error).__name__
-            yield Finding(name, FAILED, said[:300], "see above; DICEDIST_DEBUG=1 shows where")
+            yield name, Finding(FAILED, said[:500], "see above; DICEDIST_DEBUG=1 shows where")
+
+
+def refuse_failures(found: Mapping[str, Finding]) -> None:
+    if failed := [name for name, finding in found.items() if finding.state == FAILED]:
+        raise ValueError(f"{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
 
 
 @contextlib.contextmanager

@@ -13,20 +13,20 @@ NO_GPU = "there is no GPU that torch can use"
 
 def driver() -> Finding:
     if torch.cuda.is_available():
-        return judged("driver", f"CUDA {torch.version.cuda} of the wheel runs on it")
+        return judged(f"CUDA {torch.version.cuda} of the wheel runs on it")
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split(". ")[0].strip().rstrip(".")
         if "too old" in reason:
-            return judged("driver", reason, "install a newer NVIDIA driver, or a torch wheel for an older CUDA")
-        return Finding("driver", SKIPPED, f"{NO_GPU} ({reason}); training uses the CPU")
-    return Finding("driver", SKIPPED, f"{NO_GPU}; training uses the CPU")
+            return judged(reason, "install a newer NVIDIA driver, or a torch wheel for an older CUDA")
+        return Finding(SKIPPED, f"{NO_GPU} ({reason}); training uses the CPU")
+    return Finding(SKIPPED, f"{NO_GPU}; training uses the CPU")
 
 
 def devices(ranks: int) -> Finding:
     if not torch.cuda.is_available():
-        return Finding("GPUs", SKIPPED, NO_GPU)
+        return Finding(SKIPPED, NO_GPU)
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     free = [torch.cuda.mem_get_info(index)[0] for index in range(len(found))]
     told = ", ".join(
@@ -36,32 +36,32 @@ def devices(ranks: int) -> Finding:
     taken = [str(index) for index, room in enumerate(free) if room < LEAST_GPU]
     if taken:
         remedy = f"end what uses GPU {', '.join(taken)} (nvidia-smi), or choose others with CUDA_VISIBLE_DEVICES"
-        return judged("GPUs", told, remedy, state=FAILED)
+        return judged(told, remedy, state=FAILED)
     if ranks > len(found):
         remedy = f"start {len(found)} ranks, over which members are dealt: --nproc_per_node={len(found)}"
-        return judged("GPUs", told, remedy, state=FAILED)
+        return judged(told, remedy, state=FAILED)
     mixed = len({gpu.name for gpu in found}) > 1
-    return judged("GPUs", told, "the slowest kind sets the pace: CUDA_VISIBLE_DEVICES picks one kind" if mixed else "")
+    return judged(told, "the slowest kind sets the pace: CUDA_VISIBLE_DEVICES picks one kind" if mixed else "")
 
 
 def peers() -> Finding:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < 2:
-        return Finding("peer access", SKIPPED, f"{count} GPUs")
+        return Finding(SKIPPED, f"{count} GPUs")
     apart = [pair for pair in permutations(range(count), 2) if not torch.cuda.can_device_access_peer(*pair)]
     told = f"{count * (count - 1) - len(apart)} of {count * (count - 1)} directions"
     shown = ", ".join(f"{one}->{other}" for one, other in apart[:6])
-    return judged("peer access", told, f"NCCL goes through the host for {shown}: slower, not wrong" if apart else "")
+    return judged(told, f"NCCL goes through the host for {shown}: slower, not wrong" if apart else "")
 
 
 def nccl() -> Finding:
     if not torch.cuda.is_available():
-        return Finding("NCCL", SKIPPED, NO_GPU)
+        return Finding(SKIPPED, NO_GPU)
     try:
-        return judged("NCCL", "version " + ".".join(map(str, torch.cuda.nccl.version())))
+        return judged("version " + ".".join(map(str, torch.cuda.nccl.version())))
     except (AttributeError, RuntimeError):  # what torch raises if it was built without
         remedy = "install torch's own wheel for Linux, which carries NCCL; or train in one process, on one GPU"
-        return judged("NCCL", "this torch was built without it", remedy, state=FAILED)
+        return judged("this torch was built without it", remedy, state=FAILED)
 
 
 def dali() -> Finding:
@@ -70,7 +70,7 @@ def dali() -> Finding:
         from nvidia.dali import Pipeline, fn, types
     except (ImportError, OSError) as error:
         remedy = "pip install nvidia-dali-cuda130 (Linux); training uses torch's pipeline meanwhile"
-        return judged("DALI", f"cannot be imported: {error}", remedy)
+        return judged(f"cannot be imported: {error}", remedy)
     import numpy as np
     from PIL import Image
 
@@ -86,6 +86,6 @@ def dali() -> Finding:
     (images,) = pipe.run()
     pixel = np.asarray(images.as_cpu().as_tensor())[0, 15, 20]
     if abs(pixel.astype(int) - [200, 100, 50]).max() > 4:
-        return judged("DALI", f"decodes wrongly: {pixel.tolist()}", "write data.pipeline=torch", state=FAILED)
+        return judged(f"decodes wrongly: {pixel.tolist()}", "write data.pipeline=torch", state=FAILED)
     where = "on the CPU" if gpu is None else "with nvJPEG"
-    return Finding("DALI", OK, f"decodes a JPEG {where}")
+    return Finding(OK, f"decodes a JPEG {where}")

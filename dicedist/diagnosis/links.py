@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from dicedist.algorithm.messages import Traffic
+from dicedist.algorithm.messages import Answers, Traffic
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import place
 from dicedist.cluster.process import command, this_rank, world_size
@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> None:
                 began = time.perf_counter()
             gathered = exchange.gather(own, BATCH, mark)
             stacked = gathered.stacked("mean", range(members)) if this_rank() == placement.discriminator else None
-            answers = exchange.scatter(None if stacked is None else {"mean": stacked + 1}, BATCH)
-            right &= all(bool((answer["mean"] == member + 1).all()) for member, answer in answers.items())
+            answers = exchange.scatter(None if stacked is None else Answers({"mean": stacked + 1}), BATCH)
+            right &= all(bool((answer.gradients["mean"] == member + 1).all()) for member, answer in answers.items())
         milliseconds = 1000 * (time.perf_counter() - began) / ROUNDS
         records = world.control.report({"right": right})
         if world.reports:

@@ -25,21 +25,21 @@ SLOW_DISK = 50e6  # bytes/s, below which checkpoints of large ensembles take lon
 def versions() -> Finding:
     named = {name: version(name) for name in ("dicedist", "torch", "torchvision")}
     told = ", ".join(f"{name} {number}" for name, number in named.items())
-    return judged("versions", f"Python {platform.python_version()}, {told}, CUDA of the wheel {torch.version.cuda}")
+    return judged(f"Python {platform.python_version()}, {told}, CUDA of the wheel {torch.version.cuda}")
 
 
 def processors(ranks: int) -> Finding:
     cores, threads = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")
     told = f"{cores} core{'s' * (cores != 1)} for {ranks} ranks, OMP_NUM_THREADS={threads or 'not set'}"
     if threads and int(threads) * ranks > cores and int(threads) > 1:
-        return judged("processors", told, "ranks that share cores slow each other down: export OMP_NUM_THREADS=1")
-    return judged("processors", told)
+        return judged(told, "ranks that share cores slow each other down: export OMP_NUM_THREADS=1")
+    return judged(told)
 
 
 def memory() -> Finding:
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     remedy = "end other programs, or train fewer members at once" if free < 4 * GB else ""
-    return judged("memory", f"{free / GB:.1f} of {total / GB:.1f} GB free", remedy)
+    return judged(f"{free / GB:.1f} of {total / GB:.1f} GB free", remedy)
 
 
 def shared_memory(ranks: int) -> Finding:
@@ -48,7 +48,7 @@ def shared_memory(ranks: int) -> Finding:
     if free < ranks * LEAST_SHARED:
         remedy = "docker run --shm-size=1g, or on Kubernetes an emptyDir with medium: Memory mounted there"
     state = FAILED if torch.cuda.is_available() and ranks > 1 else WARNING  # gloo does without
-    return judged("shared memory", f"{free / MIB:,.0f} MiB free in {SHARED}", remedy, state=state)
+    return judged(f"{free / MIB:,.0f} MiB free in {SHARED}", remedy, state=state)
 
 
 def limits() -> Finding:
@@ -58,7 +58,7 @@ def limits() -> Finding:
     remedies = [f"ulimit -n {LEAST_FILES}"] if 0 <= files < LEAST_FILES else []
     if torch.cuda.is_available() and 0 <= locked < 64 * MIB:
         remedies.append("ulimit -l unlimited, or docker run --ulimit memlock=-1 (pinned memory, InfiniBand)")
-    return judged("limits", f"{shown[files]} open files, {shown[locked]} bytes of locked memory", "; ".join(remedies))
+    return judged(f"{shown[files]} open files, {shown[locked]} bytes of locked memory", "; ".join(remedies))
 
 
 def folder_of_runs(folder: Path) -> Finding:
@@ -73,6 +73,6 @@ def folder_of_runs(folder: Path) -> Finding:
         speed = PROBE / seconds()
     told = f"{folder.absolute()}: {room / GB:,.0f} GB free, writes {speed / 1e6:,.0f} MB/s"
     if room < LEAST_ROOM:
-        return judged("folder of runs", told, "make room, or write run.dir=FOLDER", state=FAILED)
+        return judged(told, "make room, or write run.dir=FOLDER", state=FAILED)
     slow = "checkpoints will be slow; write run.dir=FOLDER on another disk" if speed < SLOW_DISK else ""
-    return judged("folder of runs", told, slow)
+    return judged(told, slow)

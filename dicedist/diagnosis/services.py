@@ -31,19 +31,19 @@ def ranks_reach_each_other(ranks: int) -> Finding:
         if ended.returncode or not file.exists():
             said = " ".join(ended.stderr.split())[-250:] or f"exit code {ended.returncode}"
             remedy = "NCCL_DEBUG=INFO shows what NCCL tries; NCCL_P2P_DISABLE=1 goes around broken peer links"
-            return judged("messages", f"{ranks} ranks: {said}", remedy, state=FAILED)
+            return judged(f"{ranks} ranks: {said}", remedy, state=FAILED)
         seen = json.loads(file.read_text())
     told = f"{ranks} ranks over {seen['backend']}: all to one and one to all in {seen['milliseconds']:.1f} ms"
     wrong = "" if seen["right"] else "values arrive changed: NCCL_P2P_DISABLE=1, then suspect the GPUs' links"
-    return judged("messages", told, wrong, state=FAILED)
+    return judged(told, wrong, state=FAILED)
 
 
 def own_name() -> Finding:
     name = socket.gethostname()
     try:
-        return judged("own name", f"{name} is {socket.gethostbyname(name)}")
+        return judged(f"{name} is {socket.gethostbyname(name)}")
     except OSError:
-        return judged("own name", f"{name} has no address", f"add it to /etc/hosts: 127.0.1.1 {name}")
+        return judged(f"{name} has no address", f"add it to /etc/hosts: 127.0.1.1 {name}")
 
 
 def ports() -> Finding:
@@ -55,8 +55,8 @@ def ports() -> Finding:
             socket.create_connection((name, port), timeout=SECONDS).close()
     except OSError as error:
         remedy = "the firewall must let ranks connect to each other on any port above 1024, also on one node"
-        return judged("ports", f"{name} does not answer itself: {error}", remedy)
-    return judged("ports", f"{name} answers on port {port}")
+        return judged(f"{name} does not answer itself: {error}", remedy)
+    return judged(f"{name} answers on port {port}")
 
 
 def reaches(node: str) -> Finding:
@@ -68,8 +68,8 @@ def reaches(node: str) -> Finding:
             socket.create_connection((address, int(port)), timeout=SECONDS).close()
     except OSError as error:
         remedy = "names must resolve on every node, and the firewall must let nodes reach each other"
-        return judged(f"node {host}", str(error), remedy, state=FAILED)
-    return judged(f"node {host}", f"is {address}" + (f", port {port} answers" if port else ""))
+        return judged(str(error), remedy, state=FAILED)
+    return judged(f"is {address}" + (f", port {port} answers" if port else ""))
 
 
 def data_root(config: Config) -> Finding:
@@ -77,25 +77,25 @@ def data_root(config: Config) -> Finding:
     try:
         source = sources.load(config.data, labels_only=True)
     except (ValueError, OSError) as error:
-        return judged("data", f"{config.data.name} in {root}: {error}", "see docs, or write data.root=FOLDER")
-    return judged("data", f"{config.data.name}: {len(source.train):,} training images in {root}")
+        return judged(f"{config.data.name} in {root}: {error}", "see docs, or write data.root=FOLDER")
+    return judged(f"{config.data.name}: {len(source.train):,} training images in {root}")
 
 
 def mlflow_store(config: Config) -> Finding:
     if config.tracking.to == "none":
-        return Finding("MLflow", SKIPPED, "tracking=none")
+        return Finding(SKIPPED, "tracking=none")
     uri = chosen_store(config.tracking.uri)
     folder = folder_of(uri)
     if folder is not None:
         refuse_unwritable(folder, "write tracking.uri=...")
-        return Finding("MLflow", OK, f"{redacted(uri)} can be written to")
+        return Finding(OK, f"{redacted(uri)} can be written to")
     if not uri.startswith(("http://", "https://")):
-        return Finding("MLflow", SKIPPED, f"{redacted(uri)} is neither a file nor a server of MLflow's own")
+        return Finding(SKIPPED, f"{redacted(uri)} is neither a file nor a server of MLflow's own")
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=SECONDS) as answer:
-            return judged("MLflow", f"{redacted(uri)} answers {answer.status}")
+            return judged(f"{redacted(uri)} answers {answer.status}")
     except (OSError, urllib.error.URLError) as error:
         remedy = (
             "runs are kept in their folders and sent later (dicedist mirror RUN); start the server, or tracking=none"
         )
-        return judged("MLflow", f"{redacted(uri)}: {redacted(str(error))}", remedy)
+        return judged(f"{redacted(uri)}: {redacted(str(error))}", remedy)

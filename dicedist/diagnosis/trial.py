@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dicedist.algorithm.build import Extent
 from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.step import Step
@@ -18,6 +19,7 @@ from dicedist.cluster.placement import place
 from dicedist.cluster.process import command, this_rank, tune_malloc, world_size
 from dicedist.cluster.world import joined
 from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.data import sources
 from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
@@ -30,12 +32,15 @@ def run(arguments: Sequence[str]) -> None:
     config = compose_config(keys)
     method = Method(config.method)
     placement = place(world_size(), config.ensemble.size, method.counterpart is not None, config.ensemble.replicas)
-    config.ensemble.size = placement.num_members
     members = placement.members_on(this_rank())
     source = sources.load(config.data, labels_only=not members)
     per_epoch = num_batches(len(source.train), config.batch_size)
     with joined(config.distributed.timeout, placement.parts) as world, SameDraws():
-        step, _ = assemble(config, placement, world, source.num_classes, per_epoch)
+        plan, extent = (
+            Plan.of(config, placement.num_members, tuple(source.shape)),
+            Extent(source.num_classes, per_epoch),
+        )
+        step = assemble(config, method, plan, placement, world, extent)
         replica, replicas = placement.replica_on(world.rank), placement.replicas if members else 1
         loader = Loader(
             source.train, config.data, source, config.batch_size, config.seed, world.device, members, replica, replicas
@@ -46,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
                 batches = loader.epoch(nth // per_epoch)
             values.append({name: float(value) for name, value in step(next(batches)).values.items()})
         loader.close()
-        said = footprint(config, method, members, world.rank in placement.discriminators, source.num_classes)
+        said = footprint(config, method, plan, members, world.rank in placement.discriminators, source.num_classes)
         by_rank = world.control.report({"values": values, "bytes": taken(step, sum(said.values()))})
         if world.reports:
             Path(file).write_text(json.dumps(by_rank))
@@ -57,9 +62,7 @@ def taken(step: Step, said: int) -> dict[str, int]:
     held = 0
     for part in step.hosted.parts:
         modules = [part.module, *([part.average] if part.average else [])]
-        states = [
-            state for optimizer in (part.optimizer, part.second) if optimizer for state in optimizer.state.values()
-        ]
+        states = [state for optimizer in part.optimizers.values() for state in optimizer.state.values()]
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
         tensors += [parameter for parameter in part.module.parameters() if parameter.requires_grad]  # their gradients

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from dicedist.diagnosis.finding import Finding
+from dicedist.diagnosis.finding import Finding, Lacking
 
 LIMIT = 900  # seconds for one training
 COMMON = ("tracking=none", "schedules.scale=false", "schedules.ramp_up=1", "schedules.covariance=[0,2]")
@@ -23,8 +24,7 @@ TINY = ("data=shapes", "network=resnet8", "data.train_limit=256", "batch_size=16
 Values = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     values: list[Values]  # of all ranks, for each step
     bytes: list[dict[str, int]]  # by rank, what its parts were said to need and what they took
 
@@ -65,16 +65,12 @@ class Machine:
         return Trial(values, [rank["bytes"] for rank in by_rank])
 
     def start(self, words: Sequence[str], ranks: int = 1, on_cpu: bool = False) -> str:
-        """Run a module, under the launcher if it has several ranks; what it printed."""
+        """Run a module, under the launcher if it has several ranks; return what it printed."""
         launcher = ["dicedist.launch", f"--nproc_per_node={ranks}", "--max-restarts=0", "-m"] if ranks > 1 else []
+        command = [sys.executable, "-m", *launcher, *words]
+        environment = self.environment(ranks, on_cpu)
         ended = subprocess.run(
-            [sys.executable, "-m", *launcher, *words],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            env=self.environment(on_cpu),
-            cwd=self.folder,
-            check=False,
+            command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=self.folder, check=False
         )
         if ended.returncode != 0:
             said = " ".join((ended.stderr or ended.stdout).split())[-400:]
@@ -86,7 +82,7 @@ class Machine:
         """A module under the launcher, which starts its ranks again if one is lost; ended when the context is left."""
         command = [sys.executable, "-m", "dicedist.launch", f"--nproc_per_node={ranks}", "-m", *words]
         with tempfile.TemporaryFile(dir=self.folder) as log:
-            begun = subprocess.Popen(command, env=self.environment(), cwd=self.folder, stdout=log, stderr=log)
+            begun = subprocess.Popen(command, env=self.environment(ranks), cwd=self.folder, stdout=log, stderr=log)
             try:
                 yield begun
             finally:
@@ -94,7 +90,10 @@ class Machine:
                     begun.terminate()
                     begun.wait(LIMIT)
 
-    def environment(self, on_cpu: bool = False) -> dict[str, str]:
+    def environment(self, ranks: int, on_cpu: bool = False) -> dict[str, str]:
+        """The variables of a training; a machine with too few GPUs lacks it."""
+        if ranks > self.most_ranks:
+            raise Lacking(f"needs {ranks} GPUs")
         hidden = {} if self.on_gpu and not on_cpu else {"CUDA_VISIBLE_DEVICES": ""}
         return {**os.environ, "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0", **hidden}
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -9,10 +10,11 @@ import yaml
 
 from dicedist import evaluate, paper, train
 from dicedist.cluster.signals import Stopped
-from dicedist.config import compose_config
-from dicedist.config.compose import CONF, choices_of
+from dicedist.config import choices_of, compose, compose_config, flatten
+from dicedist.config.cells import read_cells
+from dicedist.config.compose import CONF
 from dicedist.data import sources
-from dicedist.reporting.paper import read_cell
+from dicedist.reporting.paper import find_figures
 from dicedist.runs import jobs
 from dicedist.runs.run import Run
 from tests.support import CHECKOUT
@@ -32,22 +34,76 @@ NAME = re.compile(r"(?P<network>\w+)-(?P<structure>net|branch)(?P<size>\d+)-(?P<
 
 
 def test_every_cell_is_what_its_name_says():
-    cells = paper.find_cells()
-    for cell in cells:
-        lines = (CONF / "experiment" / f"{cell.name}.yaml").read_text().splitlines()
-        assert lines[1].startswith("#") and lines[1].endswith(f" -m dicedist.train experiment={cell.name}")
-        written = yaml.safe_load("\n".join(lines))
-        chosen = {
-            name.removeprefix("override /"): value for entry in written["defaults"] for name, value in entry.items()
-        }
-        folder, file = cell.name.split("/")
-        assert written["run"]["name"] == f"{folder}-{file}-seed${{seed}}"
-        if folder != paper.SMALL:
-            said = NAME.match(file)
-            assert (chosen["data"], chosen["network"], chosen["method"]) == (folder, said["network"], said["method"])
-            assert f"{written['structure']}{written['ensemble']['size']}" == said["structure"] + said["size"]
+    cells, figures = read_cells(CONF), find_figures()
+    for name, row in cells.items():
+        folder, cell = name.split("/")
+        named = {"method": cell} if folder == paper.SMALL else NAME.match(cell).groupdict()
+        assert named.items() <= row.items(), name
+    assert list(cells) == sorted({figure.cell for figure in figures})
     for name, count in COUNTS.items():
-        assert sum(figure.table == name for cell in cells for figure in cell.figures) == count, name
+        assert sum(figure.table == name for figure in figures) == count, name
+
+
+ALIKE = {(row["cell"].partition("/")[0], row["overrides"]): row for row in read_cells(CONF).values()}
+
+
+@pytest.mark.parametrize("row", ALIKE.values(), ids=lambda row: row["cell"])
+def test_a_row_of_each_kind_is_composed(row):
+    folder, cell = row["cell"].split("/")
+    config = compose_config([f"experiment={row['cell']}", "seed=3"])
+    assert config.run.name == f"{folder}-{cell}-seed3"
+    assert config.data.name == ("cifar10" if folder == paper.SMALL else folder)
+    told = (config.network.name, config.structure, str(config.ensemble.size), config.method.name)
+    assert told == tuple(row[column] for column in ("network", "structure", "size", "method"))
+    assert set(row["overrides"].split()) <= overrides_of(config)
+
+
+def overrides_of(config):
+    """Every key of a config as a word of cells.csv."""
+    written = {key: json.dumps(value, separators=(",", ":")) for key, value in flatten(config).items()}
+    return {f"{key}={text}".replace('"', "") for key, text in written.items()}
+
+
+def test_a_users_word_wins_over_a_cell_wherever_it_stands():
+    words = [
+        "method=ind",
+        "network=resnet8",
+        "structure=net",
+        "ensemble.size=2",
+        "redundancy.delta=0.3",
+        "run.name=mine",
+    ]
+    cell = "experiment=cifar100/resnet32-branch4-cebr"
+    before, after = compose_config([*words, cell]), compose_config([cell, *words])
+    assert before == after
+    told = (after.method.name, after.network.name, after.structure, after.ensemble.size, after.redundancy.delta)
+    assert told == ("ind", "resnet8", "net", 2, 0.3)
+    assert after.run.name == "mine" and after.data.split == "full"
+
+
+def test_an_experiment_of_ones_own_may_begin_with_a_cell(tmp_path, monkeypatch):
+    """As best.yaml of a search does."""
+    shutil.copytree(compose.CONF, tmp_path / "conf")
+    text = "# @package _global_\ndefaults: [small/dice, _self_]\nepochs: 3\n"
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text)
+    monkeypatch.setattr(compose, "CONF", tmp_path / "conf")
+    config = compose_config(["experiment=mine"])
+    assert (config.epochs, config.network.name, config.data.train_limit) == (3, "resnet8", 8000)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "cifar100/resnet32-net4-dic",
+            "no such experiment .did you mean cifar100/resnet32-net4-dice.*one of cifar10/...",
+        ),
+        ("quickstar", "did you mean quickstart.*; write one of .*, cifar100/..., digits, quickstart, small/...$"),
+    ],
+)
+def test_a_misspelled_cell_is_named(name, message):
+    with pytest.raises(ValueError, match=message):
+        compose_config([f"experiment={name}"])
 
 
 @pytest.mark.parametrize(
@@ -61,9 +117,8 @@ def test_every_cell_is_what_its_name_says():
         ("small/dice", ("small", "ensemble.accuracy", "-")),
     ],
 )
-def test_figures_are_read_from_the_head_or_the_table(name, line):
-    cell = next(cell for cell in paper.find_cells() if cell.name == name)
-    assert line in [(figure.table, figure.measure, str(figure)) for figure in cell.figures]
+def test_figures_are_read_from_the_table(name, line):
+    assert line in [(figure.table, figure.measure, figure.paper) for figure in find_figures() if figure.cell == name]
 
 
 def numbers_of(latex, label):
@@ -79,13 +134,13 @@ def numbers_of(latex, label):
 @pytest.mark.skipif(not LATEX.exists(), reason="the paper's LaTeX is not here")
 def test_every_figure_of_every_table_is_the_papers():
     latex = LATEX.read_text()
-    figures = [figure for cell in paper.find_cells() for figure in cell.figures if figure.value]
+    values = [(figure.table, figure.paper.partition(" +- ")[0]) for figure in find_figures() if figure.paper != "-"]
     for label, name in LABELS.items():
-        ours = Counter(figure.value for figure in figures if figure.table == name)
+        ours = Counter(value for table, value in values if table == name)
         if name == "codistillation":
             ours["72.15"] -= 1  # of Ind., which spans the rows of three and of four branches
         assert ours == numbers_of(latex, label), label
-    quoted = {figure.value for figure in figures if figure.table in ("quoted", "cifar100", "cifar10", "size")}
+    quoted = {value for table, value in values if table in ("quoted", "cifar100", "cifar10", "size")}
     assert numbers_of(latex, "melimelo").keys() <= quoted
 
 
@@ -95,26 +150,19 @@ def test_every_method_that_the_paper_summarises_has_a_cell():
     end = latex.index("\\label{table:comparaisons}")
     body = latex[latex.rindex("\\begin{tabular}", 0, end) : end]
     rows = re.findall(r"^\s*([A-Z][\w-]*) (?:\\citep|\(Ours|&)", body, re.MULTILINE)
-    cells = [cell for cell in paper.find_cells() if any(figure.table == "summary" for figure in cell.figures)]
-    methods = [NAME.match(cell.name.partition("/")[2])["method"] for cell in cells]
+    methods = [read_cells(CONF)[figure.cell]["method"] for figure in find_figures() if figure.table == "summary"]
     heads = [yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["method"] for name in methods]
     titles = {head["title"].partition(" (")[0] for head in heads}  # GPMR (reconstruction)
     assert set(rows) - {"Method"} == titles and len(titles) == COUNTS["summary"]
 
 
 def test_every_method_has_a_small_cell():
-    cells = {cell.name for cell in paper.find_cells()}
     taught = {"distill"}  # by an ensemble, which no cell has
-    assert {f"small/{name}" for name in choices_of("method") if name not in taught} <= cells
+    assert {f"small/{name}" for name in choices_of("method") if name not in taught} <= read_cells(CONF).keys()
 
 
 def test_a_figure_without_ours_says_what_it_needs():
-    cell, figure = next(
-        (cell, figure)
-        for cell in paper.find_cells()
-        for figure in cell.figures
-        if figure.measure == "ood.isun.w_only.auroc"
-    )
+    figure = next(figure for figure in find_figures() if figure.measure == "ood.isun.w_only.auroc")
 
     class Unread:
         result = None
@@ -123,14 +171,14 @@ def test_a_figure_without_ours_says_what_it_needs():
         result = {"ensemble": {"accuracy": 0.77}}  # noqa: RUF012
 
     for job, note in ((Unread, "needs a run"), (Evaluated, "needs the OOD set isun")):
-        assert paper.results([(cell, figure)], {cell.name: [job]})[0][-1] == note
+        assert paper.results([figure], {figure.cell: [job]})[0][-1] == note
 
 
 def test_hours_are_given_beforehand(monkeypatch, tmp_path, capsys):
     drawn = sources.load(compose_config(["data=shapes", "data.train_limit=64"]).data)
     monkeypatch.setattr(paper.sources, "load", lambda data: drawn)
     steps = ("network=resnet8", "batch_size=8", "epochs=2", f"run.dir={tmp_path}")
-    jobs = [paper.job_of(read_cell(f"small/{name}"), seed, steps) for name in ("ffl", "csgld") for seed in (0, 1)]
+    jobs = [paper.job_of(f"small/{name}", seed, steps) for name in ("ffl", "csgld") for seed in (0, 1)]
     lines = paper.forecast(jobs).splitlines()
     assert [line.split()[:2] for line in lines[-3:-1]] == [["small/ffl", "2"], ["small/csgld", "2"]]
     assert re.fullmatch(r"about [\d.]+ hours of a core: [\d.]+ hours if all \d+ here have nothing .*", lines[-1])
@@ -139,14 +187,13 @@ def test_hours_are_given_beforehand(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_parameters_and_operations_are_the_papers():
-    found = paper.chosen(paper.parse(["--table", "size"]), paper.find_cells())
-    for cell, figure in found:
+    for figure in paper.chosen(paper.parse(["--table", "size"])):
         if figure.measure.startswith("cost."):
-            (ours,) = paper.measured(cell, figure, [])
+            (ours,) = paper.measured(figure, [])
             # Most agree to the last digit. The largest differences: 4.33 for 4.36 M in three branches of ResNet-110,
             # where the paper's own other rows make 4.36; 0.51 for 0.54 GFLOPs in ten branches of ResNet-32.
             tolerance = 0.035
-            assert ours / figure.unit == pytest.approx(float(figure.value), abs=tolerance), (cell.name, figure.measure)
+            assert ours / figure.unit == pytest.approx(figure.pooled.mean, abs=tolerance), figure
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ from dicedist.config.completion import SCRIPTS, candidates
         (["eva"], ["evaluate"]),
         (["train", "redundancy.del"], ["redundancy.delta=", "redundancy.delta_by_size="]),
         (["train", "method=d"], ["method=dibs", "method=dice", "method=distill", "method=dml"]),
+        (
+            ["train", "experiment=cifar100/resnet32-net8"],
+            ["experiment=cifar100/resnet32-net8-dice", "experiment=cifar100/resnet32-net8-ind"],
+        ),
         (["train", "seed=1", "structure="], ["structure=net", "structure=branch"]),
         (["train", "compile="], ["compile=false", "compile=true", "compile=graphs"]),
         (["train", "tracking.model="], ["tracking.model=uint8", "tracking.model=float", "tracking.model=null"]),

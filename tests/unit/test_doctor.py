@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dicedist import doctor
+from dicedist.config import compose_config
 from dicedist.diagnosis import examination, gpus, machine, services
 from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, WARNING, Finding
 
@@ -117,7 +118,7 @@ def test_ports(monkeypatch):
 
 def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
-    found = services.mlflow_store(examination.parsed([]).config)
+    found = services.mlflow_store(compose_config([]))
     assert found.state == WARNING and "secret" not in found.what
 
 
@@ -130,14 +131,28 @@ def test_a_check_that_raises_is_a_failure_and_the_others_go_on(monkeypatch, caps
     def broken():
         raise RuntimeError("as if the driver had crashed")
 
-    fine = Finding("memory", OK, "enough")
-    monkeypatch.setattr(examination, "checks", lambda request: [("GPUs", broken), ("memory", lambda: fine)])
+    monkeypatch.setattr(examination, "checks", lambda *_: {"GPUs": broken, "memory": lambda: Finding(OK, "enough")})
     with pytest.raises(ValueError, match="1 of 2 checks failed: GPUs"):
         doctor.run(["--json"])
-    assert [found["state"] for found in json.loads(capsys.readouterr().out)] == [FAILED, OK]
+    told = [(found["name"], found["state"]) for found in json.loads(capsys.readouterr().out)]
+    assert told == [("GPUs", FAILED), ("memory", OK)]
 
 
-@pytest.mark.parametrize("words", [["--ranks"], ["--ranks", "many"], ["--rank", "5"], ["datta=cifar10"]])
-def test_wrong_words_are_refused(words):
+def test_ranks_nodes_and_keys_may_stand_in_any_order(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(examination, "checks", lambda *words: asked.append(words) or {})
+    for words in (
+        ["--ranks", "3", "data=shapes", "--nodes", "a,b:1"],
+        ["data=shapes", "--nodes", "a,b:1", "--ranks", "3"],
+    ):
+        doctor.run([*words, "--json"])
+    assert [(config.data.name, ranks, nodes) for config, ranks, nodes in asked] == [("shapes", 3, ["a", "b:1"])] * 2
+
+
+@pytest.mark.parametrize(
+    "words", [["--ranks"], ["--ranks", "many"], ["--ranks", "0"], ["--rank", "5"], ["datta=cifar10"], ["--nodes"]]
+)
+def test_wrong_words_are_refused(words, monkeypatch):
+    monkeypatch.setattr(examination, "checks", lambda *_: {})
     with pytest.raises(ValueError):
-        examination.parsed(words)
+        doctor.run(words)

@@ -43,8 +43,8 @@ def test_wheel_carries_every_config(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
     names = set(zipfile.ZipFile(wheel).namelist())
-    configs = {f"dicedist/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("conf/**/*.yaml")}
-    assert "dicedist/conf/train.yaml" in configs
+    configs = {f"dicedist/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.*")}
+    assert {f"dicedist/conf/{name}" for name in ("train.yaml", "cells.csv", "paper.csv")} <= configs
     assert configs <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dicedist/reporting/templates").rglob("*.*")}
     assert "dicedist/reporting/templates/page.html" in templates and templates <= names

@@ -14,7 +14,7 @@ from torch import nn
 
 import dicedist
 from dicedist import Ensemble
-from dicedist.config.help import descriptions
+from dicedist.config.keys import keys_of
 from dicedist.config.schema import Config
 from tests.support import CHECKOUT
 
@@ -88,7 +88,7 @@ def test_every_link_of_the_site_leads_somewhere(site):
 
 def test_every_key_and_every_page_is_on_the_site(site):
     keys = (site / "reference" / "keys.html").read_text()
-    assert [name for name in descriptions(Config) if "." in name and f"<code>{name}</code>" not in keys] == []
+    assert [name for name in keys_of(Config) if "." in name and f"<code>{name}</code>" not in keys] == []
     start = (site / "index.html").read_text()
     for page in (CHECKOUT / "docs").glob("*.md"):
         assert f'href="{page.stem}.html"' in start, f"{page.name} is not in the navigation"
