@@ -60,7 +60,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
     """Costs per interval of log.every_steps steps, in training and in the mirror; sent to sqlite or tracking.uri."""
     world = World(0, 1, torch.device("cpu"))
     config = with_size(config)
-    step = partial(build_step(config, world), random_batch(config, world.device))
+    step = partial(build_step(config, world)[0], random_batch(config, world.device))
     step()
     interval = config.log.every_steps * seconds(step)
     with tempfile.TemporaryDirectory() as folder:
