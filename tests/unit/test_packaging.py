@@ -1,4 +1,4 @@
-"""The wheel has conf/ and templates, pins fit ranges, launch/install installs when it must, launch/docker passes settings."""
+"""The wheel has conf/ and templates, pins fit ranges, launch/install and launch/docker do what they are asked."""
 
 import os
 import re
