@@ -34,7 +34,7 @@ def member(index: int) -> str:
 
 
 def is_of(name: str, first: str) -> bool:
-    """Whether the name of a record begins with this word."""
+    """Return whether the name of a record begins with this word."""
     return name.startswith(f"{first}/")
 
 

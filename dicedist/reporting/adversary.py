@@ -14,7 +14,7 @@ from dicedist.reporting.svg import Figure
 
 W = names.DISCRIMINATOR
 LOSS = Course(names.train(W, names.LOSS), "Loss of w", "binary cross-entropy, training, nats")
-ACCURACY = Course(names.train(W, names.ACCURACY), "Accuracy of w", "pairs told apart rightly, training, %", 100)
+ACCURACY = Course(names.train(W, names.ACCURACY), "Accuracy of w", "pairs classified correctly, training, %", 100)
 
 
 def section(groups: Sequence[Group]) -> Section | None:

@@ -1,4 +1,4 @@
-"""How ensembles are named in a report: by their method, and by whatever else tells them apart."""
+"""Names of ensembles in a report: by their method, and by whatever else tells them apart."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -83,7 +83,7 @@ def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def heights(lines: Sequence[Line]) -> list[float]:
-    """What the axis must cover: the ends of all curves, and not the few extreme values that would flatten the rest."""
+    """Return the values for the axis: the ends of all curves, without the few extremes that would flatten the rest."""
     found = sorted(height for line in lines for point in line.points for height in band(point))
     cut = len(found) // 100
     return [*found[cut : len(found) - cut], *(height for line in lines for height in band(line.points[-1]))]

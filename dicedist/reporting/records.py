@@ -34,7 +34,7 @@ COLORS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one run has left in its folder."""
+    """The content of one run's folder."""
 
     run: Run
     config: Config  # with resolved values
@@ -45,7 +45,7 @@ class Recorded:
 
     @property
     def missing(self) -> list[str]:
-        """What is missing from this run, and how to get it."""
+        """The gaps of this run, and how to fill them."""
         notes = []
         if not self.records:
             notes.append("no records of training")
@@ -200,7 +200,7 @@ def read_evaluation(run: Run) -> dict[str, Any]:
     path = run.result_file
     if not path.exists():
         return {}
-    again = f"python -m dicedist.evaluate run={run} writes it anew"
+    again = f"python -m dicedist.evaluate run={run} writes it again"
     try:
         evaluation = read_json(path)
     except ValueError as error:
@@ -215,7 +215,7 @@ def read_gallery(run: Run) -> dict[str, np.ndarray]:
     try:
         return load_file(path) if path.is_file() else {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it anew") from error
+        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it again") from error
 
 
 def distinct(names: Iterable[str]) -> list[str]:

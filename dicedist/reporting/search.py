@@ -97,7 +97,7 @@ def piece(key: str, aim: Aim, complete: Sequence[Attempt]) -> Figure:
 
 
 def placed(key: str, complete: Sequence[Attempt]) -> tuple[list[float], Axis]:
-    """Where trials stand: numbers that span a decade by their logarithm, words side by side."""
+    """Place the trials: numbers that span a decade by their logarithm, words side by side."""
     if all(key in one.numbers for one in complete):
         numbers = [one.numbers[key] for one in complete]
         if min(numbers) > 0 and max(numbers) / min(numbers) >= 10:

@@ -1,4 +1,4 @@
-"""What a search aims at: measures of the validation inputs, by their names in metrics.jsonl."""
+"""Objectives of a search: measures of the validation inputs, by their names in metrics.jsonl."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a search has found: a table, the best config as an experiment, a page. None of it knows a test input."""
+"""The outcome of a search: a table, the best config as an experiment, a page. None of it knows a test input."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -133,7 +133,7 @@ class Search:
             return Watched(trial, job, job.start(self.ranks, gpus_of(place, self.ranks), log), lock)
 
     def look_after(self, watched: Watched) -> bool:
-        """Passes on what the run has recorded; whether the trial has ended."""
+        """Pass on what the run has recorded; return whether the trial has ended."""
         from optuna.trial import TrialState
 
         code = watched.process.poll()
@@ -180,7 +180,7 @@ class Search:
         say(f"[{ended}/{self.plan.trials}] {watched.job.name} ({values}): {outcome}, {duration(seconds)} left")
 
     def outcomes(self) -> list[str]:
-        """How each trial ended, by number: complete, pruned, fail; or running."""
+        """The end of each trial, by number: complete, pruned, fail; or running."""
         trials = self.study.get_trials(deepcopy=False)
         return ["fail" if "reason" in trial.user_attrs else trial.state.name.lower() for trial in trials]
 
@@ -233,7 +233,7 @@ def open_study(plan: Plan, epochs: int) -> "optuna.Study":
 
 
 def asked_for(plan: Plan) -> dict[str, Any]:
-    """What must not change while a search goes on; it may get more trials."""
+    """Settings that must not change while a search goes on; it may get more trials."""
     return {
         "objective": ",".join(objective.name for objective in plan.objectives),
         "fixed": sorted(plan.fixed),

@@ -1,4 +1,4 @@
-"""What a search may choose from, as it is written on the command line and in conf/evidence/.
+"""The values that a search may choose from, as they are written on the command line and in conf/evidence/.
 
 redundancy.delta=interval(0.02,0.6,log)     any number in between, on a logarithmic scale; without log on a linear one
 optimizer.lr=choice(0.03,0.1,0.3)           one of these values, of whatever kind
