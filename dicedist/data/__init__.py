@@ -1,4 +1,4 @@
-"""Where images come from, their order, and how they reach a member. The settings are in conf/data/."""
+"""The origin of the inputs, their order, and their way to a member. The settings are in conf/data/."""
 
 import functools
 import logging
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 def uses_dali(config: DataConfig) -> bool:
-    """Whether DALI decodes and augments the images: yes if it can be imported, unless data.pipeline=torch."""
+    """Return whether DALI decodes and augments images: yes if it can be imported, unless data.pipeline=torch."""
     if config.pipeline == "torch":
         return False
     obstacle = _dali_obstacle()

@@ -1,4 +1,4 @@
-"""Make shards of a folder of images; what was interrupted goes on when the same command is given again.
+"""Make shards of a folder of images; repeat the command to continue after an interruption.
 
     python -m dicedist.data pack FOLDER OUTPUT [images=1000]     FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg
 

@@ -239,7 +239,7 @@ def jpeg_compression(x_NHWC: Floats, severity: int, draws: np.random.Generator) 
 
 
 def rotation(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """15 to 75 degrees, to either side; what comes from outside repeats the border."""
+    """Rotate by 15 to 75 degrees, to either side; what comes from outside repeats the border."""
     degrees = 15 * severity * draws.choice([-1, 1], len(x_NHWC))
     cosine_N11, sine_N11 = (of(np.radians(degrees)).astype(np.float32)[:, None, None] for of in (np.cos, np.sin))
     _, height, width, _ = x_NHWC.shape
@@ -251,7 +251,7 @@ def rotation(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Float
 
 
 def resolution(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Scaled down to 28, 24, 20, 16 or 12 of 32 pixels, and back."""
+    """Scale down to 28, 24, 20, 16 or 12 of 32 pixels, and back."""
     kept = (28, 24, 20, 16, 12)[severity - 1] / 32
     return shrunk(x_NHWC, [max(1, round(pixels * kept)) for pixels in x_NHWC.shape[1:3]], Image.Resampling.BILINEAR)
 
@@ -275,7 +275,7 @@ def shrunk(x_NHWC: Floats, small: list[int], how: Image.Resampling) -> Floats:
 
 
 def moved(x_NHWC: Floats, radius: float, deviation: float, angles_N: NDArray[np.float64]) -> Floats:
-    """A blur to one side along an angle of each image's own, by half a Gaussian; the border is repeated."""
+    """Blur to one side along an angle of each image's own, by half a Gaussian; the border is repeated."""
     N, height, width, _ = x_NHWC.shape
     scale = side(x_NHWC) / 32
     taps = np.arange(2 * round(radius * scale) + 1)
@@ -294,14 +294,14 @@ def moved(x_NHWC: Floats, radius: float, deviation: float, angles_N: NDArray[np.
 
 
 def sampled(x_NHWC: Floats, rows_NHW: Floats, columns_NHW: Floats, border: str) -> Floats:
-    """Bilinear values at places of each image's own."""
-    N, height, width, colours = x_NHWC.shape
+    """Return bilinear values at places of each image's own."""
+    N, height, width, colors = x_NHWC.shape
     shape = (N, height, width)
     rows_NHW, columns_NHW = np.broadcast_to(rows_NHW, shape), np.broadcast_to(columns_NHW, shape)
     top_NHW, left_NHW = np.floor(rows_NHW), np.floor(columns_NHW)
     down_NHW1, right_NHW1 = (rows_NHW - top_NHW)[..., None], (columns_NHW - left_NHW)[..., None]
     top_NHW, left_NHW = top_NHW.astype(np.int64), left_NHW.astype(np.int64)
-    flat, first_N11 = x_NHWC.reshape(-1, colours), (np.arange(N) * height * width)[:, None, None]
+    flat, first_N11 = x_NHWC.reshape(-1, colors), (np.arange(N) * height * width)[:, None, None]
 
     def at(row_NHW: NDArray[np.int64], column_NHW: NDArray[np.int64]) -> Floats:
         return flat[first_N11 + inside(row_NHW, height, border) * width + inside(column_NHW, width, border)]
@@ -312,7 +312,7 @@ def sampled(x_NHWC: Floats, rows_NHW: Floats, columns_NHW: Floats, border: str) 
 
 
 def inside(places: NDArray[np.int64], length: int, border: str) -> NDArray[np.int64]:
-    """Places beyond the border: the border's own (nearest), or mirrored at the edge of the last pixel (reflect)."""
+    """Bring places beyond the border to it (nearest), or mirror them at the edge of the last pixel (reflect)."""
     if border == "nearest":
         return np.clip(places, 0, length - 1)
     folded = places % (2 * length)
@@ -331,7 +331,7 @@ def plasma(shape: tuple[int, ...], decay: float, draws: np.random.Generator) -> 
 
 
 def midpoints(size: int, decay: float, draws: np.random.Generator) -> Floats:
-    """Each round doubles a periodic grid by bilinear values and adds noise of a smaller amplitude."""
+    """Double a periodic grid by bilinear values in each round, and add noise of a smaller amplitude."""
     grid, amplitude = draws.uniform(-1, 1, (2, 2)).astype(np.float32), 1.0
     while len(grid) < size:
         amplitude /= decay
@@ -346,16 +346,16 @@ def midpoints(size: int, decay: float, draws: np.random.Generator) -> Floats:
 
 
 def applied(matrix: sparse.csr_array, x_NHWC: Floats) -> Floats:
-    """A linear map of pixels, the same for every image and colour."""
-    N, height, width, colours = x_NHWC.shape
-    columns = x_NHWC.reshape(N, height * width, colours).transpose(1, 0, 2).reshape(height * width, -1)
-    out = (matrix @ columns).reshape(height * width, N, colours)
+    """Apply a linear map of pixels, the same for every image and color."""
+    N, height, width, colors = x_NHWC.shape
+    columns = x_NHWC.reshape(N, height * width, colors).transpose(1, 0, 2).reshape(height * width, -1)
+    out = (matrix @ columns).reshape(height * width, N, colors)
     return np.ascontiguousarray(out.transpose(1, 0, 2)).reshape(x_NHWC.shape)
 
 
 @lru_cache(maxsize=16)
 def zooming(height: int, width: int, num_zooms: int) -> sparse.csr_array:
-    """The mean of the image and of its middle, enlarged by 1.00, 1.01, 1.02, ..."""
+    """Return the mean of the image and of its middle, enlarged by 1.00, 1.01, 1.02, ..."""
     enlarged = sum(enlarging(height, width, 1 + 0.01 * n) for n in range(num_zooms))
     return ((sparse.eye_array(height * width, dtype=np.float32) + enlarged) / (num_zooms + 1)).tocsr()
 
@@ -366,7 +366,7 @@ def enlarging(height: int, width: int, zoom: float) -> sparse.csr_array:
 
 
 def stretching(length: int, zoom: float) -> sparse.csr_array:
-    """Bilinear values of a line whose middle is enlarged."""
+    """Return bilinear values of a line whose middle is enlarged."""
     places = (np.arange(length) - (length - 1) / 2) / zoom + (length - 1) / 2
     low = np.clip(np.floor(places).astype(int), 0, max(0, length - 2))
     share = places - low

@@ -1,6 +1,6 @@
 """DALI: prefetches the same views as TorchPipeline, and decodes image folders. Imported only where it is used.
 
-Legend: B batch, H rows, W columns, C colours.
+Legend: B batch, H rows, W columns, C colors.
 """
 
 import contextlib
@@ -96,10 +96,8 @@ class DaliDecoder(DaliPipeline):
 
     def graph(self) -> object:
         files, starts, shapes, flips = fn.external_source(source=self.feed, num_outputs=4)
-        images: Any = fn.resize(
-            decoded(files, starts, shapes, "mixed"), size=[self.config.size] * 2, subpixel_scale=False
-        )
-        return self.normalized(images, flips)
+        boxes = decoded(files, starts, shapes, "mixed")
+        return self.normalized(fn.resize(boxes, size=[self.config.size] * 2, subpixel_scale=False), flips)
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         with ThreadPoolExecutor(self.config.num_threads) as threads:
@@ -152,14 +150,12 @@ def decoded(files: Any, starts: Any, shapes: Any, device: str) -> Any:
 
 def read_ahead(raw: Iterable[RawEncoded], threads: ThreadPoolExecutor) -> Iterator[tuple[RawEncoded, list[Future]]]:
     """Yield each batch with the bytes of its files, which threads read while earlier batches are in use."""
-    return ahead(
-        ((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]) for batch in raw),
-        PREFETCH,
-    )
+    files = ((batch, [threads.submit(batch.images.for_dali, row) for row in batch.rows_B.tolist()]) for batch in raw)
+    return ahead(files, PREFETCH)
 
 
 def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> Iterator[NDArray[np.uint8] | None]:
-    """For each batch of files, its images [B, size, size, 3], or None if one of the files cannot be decoded."""
+    """Yield the images [B, size, size, 3] of each batch of files, or None if one of the files cannot be decoded."""
     done = 0
     while done < len(batches):
         pipe = _decoder(iter(batches[done:]), max(map(len, batches)), size, num_threads)
@@ -181,7 +177,7 @@ def read_file(path: Path) -> NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """DALI prints its own lines about a file that it cannot decode, past Python; dicedist tells of it in one."""
+    """Hide the lines that DALI prints past Python about a file that it cannot decode; dicedist reports it in one."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

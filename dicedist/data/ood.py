@@ -128,7 +128,7 @@ def vectors_from(path: Path, width: int) -> Tensor:
 
 
 def read_array(path: Path) -> NDArray[np.uint8]:
-    """A .npy, or the array `images` of an .npz."""
+    """Read a .npy, or the array `images` of an .npz."""
     try:
         if not path.is_file():
             raise ValueError("not a plain file")  # a pipe would never end

@@ -12,19 +12,21 @@ import torch
 from dicedist.algorithm.randomness import generator
 from dicedist.data.prepared import write_synced
 from dicedist.data.reading import shown
-from dicedist.data.sets.folder import Found, from_folder
+from dicedist.data.sets.folder import from_folder
 from dicedist.data.sets.shards import CLASSES, SHARDS
 
 PLAN = "pack.json"
 
 
 def pack(folder: Path, output: Path, per_shard: int) -> int:
-    """Returns how many shards were written now; those of an earlier, interrupted call stay.
+    """Return how many shards were written now; those of an earlier, interrupted call stay.
 
     Images lie in a shuffled order, so that a part of the shards is a fair part of the data.
     """
     class_names, files = from_folder(folder)
-    plan = json.dumps({"images": digest(folder, files), "per_shard": per_shard})
+    sizes = [[(str(path), label, (folder / path).stat().st_size) for path, label in found] for found in files.values()]
+    digest = hashlib.blake2b(repr(sizes).encode(), digest_size=16).hexdigest()
+    plan = json.dumps({"images": digest, "per_shard": per_shard})
     output.mkdir(parents=True, exist_ok=True)
     if (output / PLAN).exists() and (output / PLAN).read_text() != plan:
         raise ValueError(f"{output} holds shards of other images or of another size: name an empty folder")
@@ -32,22 +34,16 @@ def pack(folder: Path, output: Path, per_shard: int) -> int:
         raise ValueError(f"{output} holds shards that were not packed here: name an empty folder")
     write_synced(output / PLAN, plan)
     write_synced(output / CLASSES, "\n".join(class_names) + "\n")
-    shards = dict(planned(files, per_shard))
+    shards = {}
+    for split, found in files.items():
+        order = torch.randperm(len(found), generator=generator("cpu", 0, "pack")).tolist()
+        for number, start in enumerate(range(0, len(found), per_shard)):
+            shards[f"{split}-{number:06}.tar"] = [found[row] for row in order[start : start + per_shard]]
     missing = {name: found for name, found in shards.items() if not (output / name).exists()}
     for name, found in shown(missing.items(), len(shards), "shards packed", len(shards) - len(missing)):
         write_shard(folder, output / name, found)
     write_synced(output / SHARDS, "\n".join(shards) + "\n")
     return len(missing)
-
-
-def planned(files: dict[str, Found], per_shard: int) -> list[tuple[str, Found]]:
-    shards = []
-    for split, found in files.items():
-        order = torch.randperm(len(found), generator=generator("cpu", 0, "pack")).tolist()
-        for number, start in enumerate(range(0, len(found), per_shard)):
-            rows = order[start : start + per_shard]
-            shards.append((f"{split}-{number:06}.tar", [found[row] for row in rows]))
-    return shards
 
 
 def write_shard(folder: Path, path: Path, found: Sequence[tuple[Path, int]]) -> None:
@@ -61,12 +57,7 @@ def write_shard(folder: Path, path: Path, found: Sequence[tuple[Path, int]]) -> 
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Without owners and times: the same images make the same bytes."""
+    """Add a file without owner and time: the same images make the same bytes."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
-
-
-def digest(folder: Path, files: dict[str, Found]) -> str:
-    sizes = [[(str(path), label, (folder / path).stat().st_size) for path, label in found] for found in files.values()]
-    return hashlib.blake2b(repr(sizes).encode(), digest_size=16).hexdigest()

@@ -98,20 +98,10 @@ class Loader:
                 plans, ahead = itertools.tee(plans)
                 views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(ahead))))
             for step, everyone, rows, drawn in plans:
-                size, indices_B = len(everyone), everyone[rows]
-                yield Batch(
-                    epoch,
-                    step,
-                    size,
-                    rows,
-                    indices_B,
-                    to_device(self.split.labels_N[indices_B], self.device),
-                    checksum(everyone, epoch, step),
-                    [
-                        self.finish(next(views), one, size, rows, epoch, step, *viewer)
-                        for one, viewer in zip(drawn, self.viewers, strict=True)
-                    ],
-                )
+                size, indices_B, seen = len(everyone), everyone[rows], zip(drawn, self.viewers, strict=True)
+                labels_B = to_device(self.split.labels_N[indices_B], self.device)
+                images = [self.finish(next(views), one, size, rows, epoch, step, *viewer) for one, viewer in seen]
+                yield Batch(epoch, step, size, rows, indices_B, labels_B, checksum(everyone, epoch, step), images)
 
     def planned(self, epoch: int, start: int = 0) -> Iterator[Planned]:
         if self.config.balance:
@@ -161,8 +151,8 @@ class TorchPipeline:
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
         self.size, self.device, self.normalize = config.size, device, Normalize(source, device)
-        ahead = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
-        self.num_threads = config.num_threads if ahead or isinstance(source.train.inputs_R, Encoded) else 0
+        spare = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
+        self.num_threads = config.num_threads if spare or isinstance(source.train.inputs_R, Encoded) else 0
 
     def stream(self, raw: Iterable[RawBatch | RawEncoded]) -> Generator[Tensor, None, None]:
         if not self.num_threads:

@@ -1,4 +1,4 @@
-"""What every reader of a user's files shares: the splits, the reason of an error in one line, and progress."""
+"""Parts that all readers of files share: the splits, the reason of an error in one line, and progress."""
 
 import re
 import sys

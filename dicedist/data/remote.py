@@ -54,10 +54,8 @@ def copy_remote(url: str, folder: Path, patterns: Sequence[str], names_file: str
 
 def refuse_too_much(folder: Path, whole: int, wanted: int, most_gb: float) -> None:
     if whole > most_gb * GB:
-        raise ValueError(
-            f"the shards are {whole / GB:.3g} GB, more than data.cache_gb={most_gb:g}: raise it, or mount them as a "
-            "folder"
-        )
+        gb = f"{whole / GB:.3g} GB, more than data.cache_gb={most_gb:g}"
+        raise ValueError(f"the shards are {gb}: raise it, or mount them as a folder")
     if wanted > (free := shutil.disk_usage(folder).free):
         raise ValueError(f"{folder} has {free / GB:.3g} GB free of the {wanted / GB:.3g} needed: set DICEDIST_DATA")
 

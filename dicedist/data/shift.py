@@ -1,4 +1,4 @@
-"""Labelled images that differ from the test set in a known way: corruptions of it, the official CIFAR-C, any folder."""
+"""Labeled images that differ from the test set in a known way: corruptions of it, the official CIFAR-C, any folder."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class Shift:
 def open_shift(
     kind: str, severities: Sequence[int], limit: int | None, source: Source, root: str | Path | None
 ) -> Shift:
-    """Every rank calls; the first process of a node makes what is not there yet.
+    """Open shifted images. Every rank calls; the first process of a node makes what is not there yet.
 
     kind: one of KINDS, cifar_c, or a folder with a folder of images for each class. limit: so many test images only.
     """
     refuse_severities(severities)
     if source.kind != "images":
-        raise ValueError(f"shift={kind}: only images can be shifted so, and the run learnt {source.kind}")
+        raise ValueError(f"shift={kind}: only images can be shifted so, and the run learned {source.kind}")
     levels = sorted(set(severities))
     if kind == OFFICIAL:
         return official(levels, limit, source, Path(root).expanduser() if root else home())
@@ -58,7 +58,7 @@ def open_shift(
     if not folder.is_dir():
         known = ", ".join([*KINDS, OFFICIAL])
         raise ValueError(f"shift={kind}: there is no such folder; write one of {known}, or a folder of class folders")
-    return Shift(None, [folder.name], [1], iter([(folder.name, 1, labelled(folder, source))]))
+    return Shift(None, [folder.name], [1], iter([(folder.name, 1, labeled(folder, source))]))
 
 
 def refuse_severities(severities: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ def refuse_severities(severities: Sequence[int]) -> None:
 
 
 def corrupted(clean: Split, name: str, severity: int, source: Source) -> Split:
-    """Made once, and kept with the other prepared images."""
+    """Corrupt once, and keep the result with the other prepared images."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
         out_NHWC = new_array("images", (len(clean), source.size, source.size, 3), np.uint8)
@@ -82,9 +82,9 @@ def corrupted(clean: Split, name: str, severity: int, source: Source) -> Split:
 
 
 def official(severities: Sequence[int], limit: int | None, source: Source, root: Path) -> Shift:
-    """The published .npy files: 10,000 images for each severity in turn, in the order of the test set."""
+    """Open the published .npy files: 10,000 images for each severity in turn, in the order of the test set."""
     if source.name not in OFFICIAL_FOLDERS:
-        raise ValueError(f"shift=cifar_c is made of CIFAR, and the run learnt {source.name}: write shift=corruptions")
+        raise ValueError(f"shift=cifar_c is made of CIFAR, and the run learned {source.name}: write shift=corruptions")
     folder = root / OFFICIAL_FOLDERS[source.name]
     names = [name for name in (*CORRUPTIONS, *EXTRA) if (folder / f"{name}.npy").is_file()]
     if not names or not (folder / "labels.npy").is_file():
@@ -113,16 +113,15 @@ def read_official(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def labelled(folder: Path, source: Source) -> Split:
-    """Images in a folder for each class, named as the run's classes are; a class may be absent."""
+def labeled(folder: Path, source: Source) -> Split:
+    """Load a folder of images for each class, named as the run's classes are; a class may be absent."""
     try:
         class_names, found = scan(folder)
     except ValueError as error:
         raise ValueError(f"shift={folder}: images need labels, so write a folder with a folder per class") from error
     if unknown := sorted(set(class_names) - set(source.class_names)):
-        raise ValueError(
-            f"shift={folder}: {unknown[0]} is no class of the run ({', '.join(source.class_names[:5])}, ...)"
-        )
+        known = ", ".join(source.class_names[:5])
+        raise ValueError(f"shift={folder}: {unknown[0]} is no class of the run ({known}, ...)")
     images_NHWC, kept = decode_sound(folder, [folder / path for path, _ in found], source.size, shrink_and_crop)
     labels = [source.class_names.index(class_names[found[place][1]]) for place in kept]
     return Split(torch.from_numpy(images_NHWC), torch.tensor(labels))

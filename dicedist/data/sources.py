@@ -1,6 +1,6 @@
 """The inputs (images or vectors) and labels of a run: train, validation and test, by name.
 
-Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C colours, V values of a vector.
+Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C colors, V values of a vector.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Split:
         return len(self.labels_N)
 
     def take(self, indices_B: Tensor) -> Tensor:
-        """A copy of the images [B, H, W, C] or vectors [B, V]."""
+        """Copy the images [B, H, W, C] or vectors [B, V]."""
         assert self.inputs_R is not None, "loaded with labels_only"
         return self.inputs_R.index_select(0, self.rows_of(indices_B))
 
@@ -47,7 +47,7 @@ class Split:
 
     @property
     def images_NHWC(self) -> Tensor:
-        """All images of the split: a copy, unless the split is everything that the files hold."""
+        """Return all images of the split: a copy, unless the split is everything that the files hold."""
         assert self.inputs_R is not None, "loaded with labels_only"
         if self.rows_N is None and isinstance(self.inputs_R, Tensor):
             return self.inputs_R
@@ -58,7 +58,7 @@ class Split:
 class Source:
     name: str
     class_names: list[str]
-    mean: tuple[float, ...]  # of each colour, for images scaled to 0..1; of each value of a vector
+    mean: tuple[float, ...]  # of each color, for images scaled to 0..1; of each value of a vector
     std: tuple[float, ...]
     size: int  # pixels of a side
     train: Split
@@ -78,7 +78,7 @@ class Source:
 
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:
-    """Every process of a node may call this at once; the first prepares the images, which can take minutes."""
+    """Load what every process of a node may ask for at once; the first prepares the images, which can take minutes."""
     prepared = prepare(config)
     about = prepared.about
     whole = whole_split(prepared, "train", None if labels_only else config)
@@ -163,7 +163,7 @@ def part(whole: Split, chosen_N: Tensor) -> Split:
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
-    """Rows for training and for validation, stratified by class and independent of the run's seed."""
+    """Return rows for training and for validation, stratified by class and independent of the run's seed."""
     held_N = torch.zeros_like(labels_N, dtype=torch.bool)
     if config.split == "holdout":
         counts_K = labels_N.bincount()
@@ -184,12 +184,12 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
 
 
 def some_of_each(labels_N: Tensor, most: int) -> Tensor:
-    """At most so many places, in their order, as many of each class as possible."""
+    """Return at most so many places, in their order, as many of each class as possible."""
     return place_in_class(labels_N).argsort(stable=True)[:most].sort().values
 
 
 def place_in_class(labels_N: Tensor) -> Tensor:
-    """For each input, how many inputs of its class come before it."""
+    """Return for each input how many inputs of its class come before it."""
     order_N = labels_N.argsort(stable=True)
     counts_K = labels_N.bincount()
     first_K = counts_K.cumsum(0) - counts_K

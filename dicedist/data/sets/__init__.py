@@ -1,22 +1,16 @@
-"""Data sets, one module each: its `SETS` says which names it prepares and how. conf/data/NAME.yaml has the values."""
+"""Data sets: `SETS` of each module lists the names that it prepares. conf/data/NAME.yaml has the values."""
 
 import importlib
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dicedist.config.schema import DataConfig
 from dicedist.data.prepared import Prepared
 
-if TYPE_CHECKING:
-    from dicedist.data.encoded import Encoded
-    from dicedist.data.sets.own import Items
-
-Prepare = Callable[[DataConfig, Path], Prepared]  # from the config and the folder data.root
-
-SETS: dict[str, Prepare] = {}
-OPENED: dict[str, Callable[[Prepared, str, DataConfig], "Encoded | Items"]] = {}  # of what is read anew
+SETS: dict[str, Callable[[DataConfig, Path], Prepared]] = {}  # from the config and the folder data.root
+OPENED: dict[str, Callable[[Prepared, str, DataConfig], Any]] = {}  # one split of a kind that is read at each step
 for _module in pkgutil.iter_modules(__path__):
     _set = importlib.import_module(f"{__name__}.{_module.name}")
     SETS |= _set.SETS

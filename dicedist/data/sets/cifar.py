@@ -26,7 +26,7 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
     kind = torchvisions(name)
     files = [root / kind.base_folder / file for file in published(kind)]
     if not all(file.exists() for file in files):
-        fetch(name, root, files, download)
+        fetch(name, kind, root, files, download)
 
     def build(new_array: NewArray) -> dict[str, Any]:
         refuse_damaged(root, kind)
@@ -40,19 +40,19 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
 
 
 def torchvisions(name: str) -> type["CIFAR10"]:
-    """torchvision is imported late: that takes two seconds, and a refused command need not wait for it."""
+    """Import torchvision late: that takes two seconds, and a refused command need not wait for it."""
     from torchvision import datasets
 
     return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
 
 
 def published(kind: type["CIFAR10"]) -> dict[str, str]:
-    """File name -> md5."""
+    """Return file name -> md5."""
     return {**dict(kind.train_list), **dict(kind.test_list), kind.meta["filename"]: kind.meta["md5"]}
 
 
 def refuse_damaged(root: Path, kind: type["CIFAR10"]) -> None:
-    """Must run before any file is unpickled, because a pickle can execute code."""
+    """Run before any file is unpickled, because a pickle can execute code."""
     from torchvision.datasets.utils import check_integrity
 
     for file, md5 in published(kind).items():
@@ -61,8 +61,7 @@ def refuse_damaged(root: Path, kind: type["CIFAR10"]) -> None:
             raise ValueError(f"{path}: damaged, its md5 is not {md5}; delete it and run again with data.download=true")
 
 
-def fetch(name: str, root: Path, files: list[Path], download: bool) -> None:
-    kind = torchvisions(name)
+def fetch(name: str, kind: type["CIFAR10"], root: Path, files: list[Path], download: bool) -> None:
     advice = f"put the folder {kind.base_folder} into {root}, or write data=shapes, which needs no files"
     if not download:
         raise ValueError(f"{name} is not in {root}: write data.download=true, or {advice}")

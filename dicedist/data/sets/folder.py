@@ -44,9 +44,8 @@ def prepare_folder(config: DataConfig, root: Path) -> Prepared:
             about["corrupt"][split] = [(row, str(found[row][0]), why) for row, why in reasons.items()]
             if split == "train":
                 good = np.delete(np.arange(len(found)), list(reasons))
-                about["mean"], about["std"] = moments(
-                    images_NHWC[good[start : start + 1024]] for start in range(0, len(good), 1024)
-                )
+                blocks = np.array_split(good, -(-len(good) // 1024) or 1)
+                about["mean"], about["std"] = moments(images_NHWC[rows] for rows in blocks)
         return about
 
     every = [root / path for found in files.values() for path, _ in found]
@@ -142,11 +141,8 @@ def scan(folder: Path) -> tuple[list[str], Found]:
 
 def find_images(folder: Path) -> list[Path]:
     """Return all images in the folder and its subfolders except hidden files, always in the same order."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return sorted(path for path in found if path.is_file())
 
 
 def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, num_threads: int) -> dict[int, str]:

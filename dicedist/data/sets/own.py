@@ -80,7 +80,7 @@ def is_whole(label: Any) -> bool:
 
 
 def prepare_own(config: DataConfig, root: Path) -> Prepared:
-    """Nothing is kept on the disk, because nobody knows when the user's data changes; a sample of it is digested."""
+    """Digest a sample of the items, and keep nothing on the disk: nobody knows when the user's data changes."""
     splits = {split: items_of(config, split) for split in SPLITS}
     labels = {split: labels_of(items) for split, items in splits.items()}
     train = splits["train"]
@@ -103,8 +103,7 @@ def prepare_own(config: DataConfig, root: Path) -> Prepared:
 
 
 def items_of(config: DataConfig, split: str) -> Items:
-    if not config._target_:
-        raise ValueError("data=own: write data._target_=my.module.Dataset and data.trusted=true")
+    assert config._target_ is not None, "refused with the config"
     if not config.trusted:
         raise ValueError(f"data._target_={config._target_} runs its code: add data.trusted=true if you trust it")
     return made(config._target_, split, config.root, config.size)
@@ -130,8 +129,6 @@ def labels_of(items: Items) -> NDArray[np.int64]:
         if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu":
             found = f"{labels_N.dtype} {list(labels_N.shape)}"
             raise ValueError(f"{items.name}.labels are {found}: give a whole number for each item")
-        if labels_N.min() < 0:
-            raise ValueError(f"{items.name}.labels hold {labels_N.min()}: classes are counted from 0")
         return labels_N.astype(np.int64)
     rows = shown(range(len(items.dataset)), len(items.dataset), f"labels of {items.name}")
     return np.array([items.item(row)[1] for row in rows], np.int64)

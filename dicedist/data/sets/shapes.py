@@ -3,7 +3,7 @@
 Every machine makes the same bytes: pixels are computed from uniform draws of PCG64 with +, -, *, /, sqrt, floor and
 comparisons, which IEEE arithmetic defines to the last bit (unlike sin, exp, normal draws and matrix products).
 
-N images, C colours, H rows, W columns; 1 where all share a value, as in weight_N1HW.
+N images, C colors, H rows, W columns; 1 where all share a value, as in weight_N1HW.
 A shape is a function of its own coordinates (u, v): the distance to its edge, negative inside. Each is its own mirror
 image, so that a flip does not change the class.
 """
@@ -37,7 +37,7 @@ SIN_36 = math.sqrt(1 - COS_36 * COS_36)
 
 
 def generate(split: str, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images and labels, every class equally often; "train" and "test" are independent draws."""
+    """Return images and labels, every class equally often; "train" and "test" are independent draws."""
     rng = Generator(PCG64([seed, list(COUNTS).index(split)]))
     labels_N = np.argsort(rng.random(COUNTS[split]), kind="stable") % len(SHAPES)
     images_NHWC = np.empty((len(labels_N), SIZE, SIZE, 3), np.uint8)
@@ -52,12 +52,12 @@ def _draw(rng: Generator, labels_N: NDArray[np.int64]) -> NDArray[np.uint8]:
     ground_NC11 = _uniform(rng, (count, 3, 1, 1), 0.05, 0.45)
     accent_NC11 = _lighter(rng, ground_NC11, 0.05, 0.3)
     object_NC11 = _lighter(rng, accent_NC11, 0.4, 0.8)
-    colours = (ground_NC11, accent_NC11, object_NC11)
+    colors = (ground_NC11, accent_NC11, object_NC11)
 
     image_NCHW = _paint(ground_NC11, accent_NC11, _texture(rng, count))
-    image_NCHW = _paint(image_NCHW, _any_of(rng, colours), _stroke(rng, count))
+    image_NCHW = _paint(image_NCHW, _any_of(rng, colors), _stroke(rng, count))
     image_NCHW = _paint(image_NCHW, object_NC11, _object(rng, labels_N))
-    image_NCHW = _paint(image_NCHW, _any_of(rng, colours), _stroke(rng, count))
+    image_NCHW = _paint(image_NCHW, _any_of(rng, colors), _stroke(rng, count))
     image_NCHW += _noise(rng, count)
     return np.rint(image_NCHW.clip(0, 1) * 255).astype(np.uint8)
 
@@ -106,7 +106,7 @@ CLASS_NAMES = tuple(SHAPES)
 
 
 def _object(rng: Generator, labels_N: NDArray[np.int64]) -> Array:
-    """Coverage [N, 1, H, W] of the object. All classes share one distribution of areas, so size is no clue."""
+    """Return the coverage [N, 1, H, W] of the object. All classes share one distribution of areas: size is no clue."""
     count = len(labels_N)
     u_N1HW, v_N1HW = _frame(rng, count, 4)
     radius_N111 = _uniform(rng, (count, 1, 1, 1), 4, 6)
@@ -122,14 +122,14 @@ def _object(rng: Generator, labels_N: NDArray[np.int64]) -> Array:
 
 @cache
 def _radius(shape: Shape) -> float:
-    """Radius of the disc that has the shape's area."""
+    """Return the radius of the disc that has the shape's area."""
     axis = np.linspace(-2, 2, 401, dtype=np.float32)
     inside = np.count_nonzero(shape(axis, axis[:, None]) < 0)
     return math.sqrt(inside * 0.01 * 0.01 / math.pi)
 
 
 def _stroke(rng: Generator, count: int) -> Array:
-    """Coverage [N, 1, H, W] of a thin straight bar or an open arc anywhere; no class looks like either."""
+    """Return the coverage [N, 1, H, W] of a thin straight bar or an open arc anywhere; no class looks like either."""
     u_N1HW, v_N1HW = _frame(rng, count, 16)
     reach_N111 = _uniform(rng, (count, 1, 1, 1), 2, 5)
     width_N111 = _uniform(rng, (count, 1, 1, 1), 0.7, 1.4)
@@ -139,7 +139,7 @@ def _stroke(rng: Generator, count: int) -> Array:
 
 
 def _texture(rng: Generator, count: int) -> Array:
-    """Weight [N, 1, H, W] of the accent colour over the ground colour: a ramp, clouds, stripes, checks or dots."""
+    """Return the weight [N, 1, H, W] of the accent over the ground color: a ramp, clouds, stripes, checks or dots."""
     u_N1HW, v_N1HW = _frame(rng, count, 16)
     period_N111 = _uniform(rng, (count, 1, 1, 1), 5, 12)
     stripes, across = _wave(u_N1HW / period_N111), _wave(v_N1HW / period_N111)
@@ -148,12 +148,12 @@ def _texture(rng: Generator, count: int) -> Array:
 
 
 def _wave(phase: Array) -> Array:
-    """Alternates between 1 and 0 once per period, with soft edges."""
+    """Alternate between 1 and 0 once per period, with soft edges."""
     return (4 * np.abs(phase - np.floor(phase) - 0.5) - 0.5).clip(0, 1)
 
 
 def _clouds(rng: Generator, count: int) -> Array:
-    """A coarse grid of random values, interpolated linearly."""
+    """Interpolate a coarse grid of random values linearly."""
     grid = rng.random((count, 1, 6, 6), dtype=np.float32)
     position = np.arange(SIZE, dtype=np.float32) * (5 / SIZE)
     cell = np.floor(position).astype(np.int64)
@@ -168,7 +168,7 @@ def _noise(rng: Generator, count: int) -> Array:
 
 
 def _frame(rng: Generator, count: int, shift: float) -> tuple[Array, Array]:
-    """Pixel coordinates [N, 1, H, W] in a frame of any orientation, centred within `shift` of the image's middle."""
+    """Return pixel coordinates [N, 1, H, W] in a frame of any orientation, within `shift` of the image's middle."""
     half_N111 = _uniform(rng, (count, 1, 1, 1), -1, 1)  # the tangent of half the angle, so that no sine is needed
     turn_N111 = np.where(rng.random((count, 1, 1, 1)) < 0.5, np.float32(-1), np.float32(1))
     cosine_N111 = turn_N111 * (1 - half_N111 * half_N111) / (1 + half_N111 * half_N111)
@@ -180,7 +180,7 @@ def _frame(rng: Generator, count: int, shift: float) -> tuple[Array, Array]:
 
 
 def _any_of(rng: Generator, choices: tuple[Array, ...]) -> Array:
-    """Picks one of the choices at random for each image."""
+    """Pick one of the choices at random for each image."""
     chosen_N = np.floor(rng.random(len(choices[0])) * len(choices))
     result = np.empty_like(choices[0])
     for index, choice in enumerate(choices):
@@ -188,17 +188,17 @@ def _any_of(rng: Generator, choices: tuple[Array, ...]) -> Array:
     return result
 
 
-def _lighter(rng: Generator, colour_NC11: Array, low: float, high: float) -> Array:
-    rise_N111 = _uniform(rng, (len(colour_NC11), 1, 1, 1), low, high)
-    return colour_NC11 + rise_N111 * _uniform(rng, colour_NC11.shape, 0.2, 1)
+def _lighter(rng: Generator, color_NC11: Array, low: float, high: float) -> Array:
+    rise_N111 = _uniform(rng, (len(color_NC11), 1, 1, 1), low, high)
+    return color_NC11 + rise_N111 * _uniform(rng, color_NC11.shape, 0.2, 1)
 
 
-def _paint(under: Array, colour_NC11: Array, weight_N1HW: Array) -> Array:
-    return under + (colour_NC11 - under) * weight_N1HW
+def _paint(under: Array, color_NC11: Array, weight_N1HW: Array) -> Array:
+    return under + (color_NC11 - under) * weight_N1HW
 
 
 def _cover(distance: Array) -> Array:
-    """The share of each pixel inside a shape (antialiasing), from the distance to its edge in pixels."""
+    """Return the share of each pixel inside a shape (antialiasing), from the distance to its edge in pixels."""
     return (0.5 - distance).clip(0, 1)
 
 
@@ -211,7 +211,7 @@ def _uniform(rng: Generator, shape: tuple[int, ...], low: float, high: float) ->
 
 
 def prepare_shapes(config: DataConfig, root: Path) -> Prepared:
-    """The package draws these itself: they depend neither on the config nor on a folder."""
+    """Draw the images: they depend neither on the config nor on a folder."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
         for split in SPLITS:

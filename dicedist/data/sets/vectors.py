@@ -206,10 +206,8 @@ def labels_of(table: Table, file: Path) -> Sequence[Any]:
 def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
     """Return names of classes that have only numbers. names: where others could be written."""
     if max(labels) >= len(labels):
-        raise ValueError(
-            f"{file} has {len(labels):,} labels and one of them is {max(labels)}: number the classes from 0, or write "
-            f"{names}"
-        )
+        found = f"{file} has {len(labels):,} labels and one of them is {max(labels)}"
+        raise ValueError(f"{found}: number the classes from 0, or write {names}")
     return [str(number) for number in range(max(labels) + 1)]
 
 
@@ -241,9 +239,8 @@ def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, c
             of_class = order_N[labels_N[order_N] == label]
             is_test_N[of_class[: round(config.test_fraction * len(of_class))]] = True
     if is_test_N.all() or not is_test_N.any():
-        raise ValueError(
-            f"{file}: {is_test_N.sum():,} of {len(labels_N):,} rows are for the test; some must be, not all"
-        )
+        found = f"{is_test_N.sum():,} of {len(labels_N):,} rows"
+        raise ValueError(f"{file}: {found} are for the test; some must be, not all")
     return {name: (vectors_NV[rows], labels_N[rows]) for name, rows in (("train", ~is_test_N), ("test", is_test_N))}
 
 
