@@ -5,6 +5,7 @@ Run by trials.py: `python -m dicedist.launch --nproc_per_node=N -m dicedist.diag
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def run(arguments: Sequence[str]) -> None:
     config = compose_config(keys)
     method = Method(config.method)
     placement = place(world_size(), config.ensemble.size, method.counterpart is not None, config.ensemble.replicas)
-    config.ensemble.size = placement.num_members
+    config = replace(config, ensemble=replace(config.ensemble, size=placement.num_members))
     members = placement.members_on(this_rank())
     source = sources.load(config.data, labels_only=not members)
     per_epoch = num_batches(len(source.train), config.batch_size)
