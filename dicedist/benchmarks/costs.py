@@ -121,8 +121,7 @@ def plain(config: Config, batch: Batch) -> Callable[[], None]:
     """DICE as a first implementation would be: default memory format, one graph, the literal discriminator."""
     images, labels_B, size = batch.images[0].contiguous(), batch.labels_B, plan_of(config).num_members
     nets = build_members(config, images.device)
-    parameters = [parameter for net in nets for parameter in net.parameters()]
-    optimizer = torch.optim.SGD(parameters, 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = bare_optimizer(config, nn.ModuleList(nets))
     dim = nets[0].classifier.in_features
     w = LiteralDiscriminator(config.redundancy, size, dim, CLASSES, images.device)
 
