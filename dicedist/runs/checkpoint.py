@@ -75,41 +75,40 @@ def complete(
 
     spared: one that is in use and stays until the next time.
     """
-    draft, final = partial(folder, step), path_of(folder, step)
-    missing = [name for name in files if not (draft / name).is_file()]
-    if missing:
+    draft = partial(folder, step)
+    if missing := [name for name in files if not (draft / name).is_file()]:
         raise FileNotFoundError(f"{draft / missing[0]} is not there, though the rank that wrote it shares this folder")
     entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()}
     manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
-    (draft / MANIFEST).write_text(dump_checked(manifest))
-    sync(draft / MANIFEST)
-    sync(draft)
-    if final.exists():  # it is damaged, otherwise the run would have continued from it
-        shutil.rmtree(final)
-    draft.rename(final)
-    sync(final.parent)
+    publish(folder, step, dump_checked(manifest).encode())
     losses = {step_of(path): loss_in(manifest_in(path)) for path in saved(folder)}
     for old in superfluous(losses, step, keep):
         if path_of(folder, old) != spared:
             shutil.rmtree(path_of(folder, old), ignore_errors=True)
 
 
+def publish(folder: Path, step: int, manifest: bytes) -> None:
+    """Give a checkpoint whose parts are written its manifest and its name, in place of a damaged one of this step."""
+    draft, final = partial(folder, step), path_of(folder, step)
+    (draft / MANIFEST).write_bytes(manifest)
+    sync(draft / MANIFEST)
+    sync(draft)
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    sync(folder)
+
+
 def superfluous(losses: Mapping[int, float | None], last: int, keep: int) -> list[int]:
-    """Return the steps of the checkpoints that may go. The last ones stay, and the last calm one.
+    """Return the steps of the checkpoints that may go. The last ones stay, and the last one from before the loss rose,
+    to which a run that diverges can go back.
 
     losses: by step. The run went back behind the checkpoints after `last`.
     """
     before = sorted(step for step in losses if step <= last)
-    stay = {*before[-keep:], last_calm({step: losses[step] for step in before})}
+    known = {step: loss for step in before if (loss := losses[step]) is not None}
+    calm = [step for step, loss in known.items() if loss <= RISEN * min(known.values())]
+    stay = {*before[-keep:], *calm[-1:]}
     return [step for step in sorted(losses) if step not in stay]
-
-
-def last_calm(losses: Mapping[int, float | None]) -> int | None:
-    """Return the newest step from before the loss rose, to which a run that diverges can go back."""
-    known = {step: loss for step, loss in losses.items() if loss is not None}
-    lowest = min(known.values(), default=0.0)
-    calm = [step for step, loss in known.items() if loss <= RISEN * lowest]
-    return calm[-1] if calm else None
 
 
 def loss_in(manifest: bytes) -> float | None:
@@ -218,7 +217,9 @@ def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
         tensors = tensors_of(checkpoint, part.name, part.module)
         load_weights(part.module, tensors)
         load_optimizer(part, tensors)
-        load_average(part, tensors)
+        # An average that the checkpoint lacks begins with the weights of the next step.
+        if part.average is not None and (average := of_kind(AVERAGE, tensors)):
+            part.average.load_state_dict(average)
 
 
 def tensors_of(checkpoint: Checkpoint, name: str, module: nn.Module | None = None) -> Tensors:
@@ -280,12 +281,6 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
 def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of a part, by the names under which a checkpoint keeps their states."""
     return part.optimizers
-
-
-def load_average(part: Part, tensors: Tensors) -> None:
-    """An average that the checkpoint lacks begins with the weights of the next step."""
-    if part.average is not None and (saved := of_kind(AVERAGE, tensors)):
-        part.average.load_state_dict(saved)
 
 
 def state(part: Part) -> Tensors:

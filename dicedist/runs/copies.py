@@ -111,12 +111,7 @@ def fetch(bucket: Bucket, run: Run, step: int, text: bytes) -> None:
         if origin.take(name, draft / name, size) != sha256:
             raise ValueError(f"{origin}/{name} is damaged: its contents are not those of the manifest")
         sync(draft / name)
-    (draft / MANIFEST).write_bytes(text)
-    sync(draft / MANIFEST)
-    final = checkpoint.path_of(run.checkpoints, step)
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
-    sync(run.checkpoints)
+    checkpoint.publish(run.checkpoints, step, text)
 
 
 def folder_of(step: int) -> str:
