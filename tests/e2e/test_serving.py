@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,8 +150,8 @@ def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, 
     monkeypatch.chdir(directory.parent)
     train.run([*TINY, f"run.dir={tmp_path}", "max_steps=1"])
     config = Run(tmp_path / "tiny").config()
-    config.tracking.uri, config.tracking.register, config.tracking.model = uri, "tiny", "float"
-    Run(tmp_path / "tiny").save_config(config)
+    tracking = replace(config.tracking, uri=uri, register="tiny", model="float")
+    Run(tmp_path / "tiny").save_config(replace(config, tracking=tracking))
     sender = mirror_of(tmp_path / "tiny")
     assert sender.finish()
     told = capsys.readouterr().err

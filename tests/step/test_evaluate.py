@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -301,8 +302,8 @@ def test_the_test_set_stays_unread_until_it_is_asked_for(tmp_path):
 def test_a_strangers_config_does_not_decide_where_files_are_put(finished, tmp_path):
     stranger = shutil.copytree(finished, tmp_path / "stranger")
     config = Run(stranger).config()
-    config.data.name, config.data.root, config.data.download = "cifar10", str(tmp_path / "theirs"), True
-    Run(stranger).save_config(config)
+    data = replace(config.data, name="cifar10", root=str(tmp_path / "theirs"), download=True)
+    Run(stranger).save_config(replace(config, data=data))
     with pytest.raises(ValueError, match="cifar10 is not in .*theirs"):
         evaluate.run([f"run={stranger}"])
     assert not (tmp_path / "theirs").exists()

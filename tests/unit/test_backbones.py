@@ -162,10 +162,9 @@ def test_weights_are_loaded_exactly(weights, structure):
 
 
 def test_the_digest_is_of_the_tensors_not_of_the_file(weights):
-    digests = [
-        Pretrained(configured("network=timm/test_resnet", f"network.pretrained={file}")).digests()
-        for file in (weights, weights.with_suffix(".pth"))
-    ]
+    files = (weights, weights.with_suffix(".pth"))
+    configs = [configured("network=timm/test_resnet", f"network.pretrained={file}") for file in files]
+    digests = [Pretrained(config, plan_of(config)).digests() for config in configs]
     assert digests[0] == digests[1] and len(digests[0]) == 2
 
 
@@ -189,8 +188,9 @@ def test_the_digest_is_of_the_tensors_not_of_the_file(weights):
 def test_weights_that_do_not_fit_are_told_in_one_line(weights, given, message):
     torch.save({"state_dict": Trap()}, weights.with_name("code.pth"))
     given = [word.format(file=weights, code=weights.with_name("code.pth")) for word in given]
+    config = configured(*given)
     with pytest.raises(ValueError, match=message) as raised:
-        Pretrained(configured(*given)).digests()
+        Pretrained(config, plan_of(config)).digests()
     assert "\n" not in str(raised.value) and not weights.with_name("sprung").exists()
 
 

@@ -56,7 +56,7 @@ def test_pipes_and_giants_are_not_read(tmp_path):
 
 def test_no_reader_of_a_run_waits_for_a_pipe(tmp_path):
     run = Run(tmp_path)
-    run.save_config(compose_config(["data=shapes"]))
+    run.save_config(compose_config(["data=shapes", "ensemble.size=2"]))
     for path in (run.gallery_file, run.mirror_file, run.result_file, run.records_file):
         os.mkfifo(path)
     with pytest.raises(ValueError, match="mirror.json is not a plain file"):

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from dicedist import metrics
 from dicedist.config import Config, compose_config
+from dicedist.config.plan import Plan
 from dicedist.config.schema import MethodConfig
 from dicedist.evaluation.detection import histogram
 from dicedist.report import run
@@ -122,8 +123,8 @@ def make_run(tmp_path: Path) -> MakeRun:
     ) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        config = composed(f"method={method}", "data=shapes", *overrides)
-        config.seed, config.ensemble.size, config.epochs = seed, size, epochs
+        made = composed(f"method={method}", "data=shapes", *overrides)
+        config = replace(made, seed=seed, ensemble=replace(made.ensemble, size=size), epochs=epochs)
         Run(folder).save_config(config)
         draw = torch.Generator().manual_seed(100 * seed + len(name))
         compares = method == "dice"
@@ -379,10 +380,8 @@ def test_folders_of_images_are_different_data(make_run: MakeRun) -> None:
 
 
 def test_unknown_methods_go_by_their_own_name() -> None:
-    config = compose_config([])
-    config.method = MethodConfig("mine", {"cross_entropy": {}}, ["net"])
-    config.ensemble.size = 2
-    settings = Recorded(Run("runs/mine"), config, [], {}, {}).settings
+    config = replace(compose_config(["ensemble.size=2"]), method=MethodConfig("mine", {"cross_entropy": {}}, ["net"]))
+    settings = Recorded(Run("runs/mine"), config, Plan.of_older(config), [], {}, {}).settings
     assert labels([settings]) == ["mine"] and settings["method.meaning"] == 'terms {"cross_entropy": {}}'
 
 
