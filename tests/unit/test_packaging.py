@@ -1,4 +1,4 @@
-"""The wheel has conf/ and templates, pins fit ranges, launch/install and launch/docker do what they are asked."""
+"""The wheel holds conf/ and templates, pins fit ranges; launch/install and launch/docker do their part."""
 
 import os
 import re
