@@ -134,7 +134,7 @@ def group(label, style, evaluations, folder=None):
         label,
         style,
         [
-            Recorded(run, SimpleNamespace(seed=seed), [], found, {})
+            Recorded(run, SimpleNamespace(seed=seed), None, [], found, {})
             for seed, (run, found) in enumerate(zip(runs, evaluations, strict=True))
         ],
     )
