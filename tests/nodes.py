@@ -293,6 +293,36 @@ def one_asked_to_stop(folder):
     assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
 
 
+def fixed_node_asked_to_stop(folder):
+    """The same for nodes of fixed ranks (--node-rank, --master-addr), and the next start continues."""
+    with nodes(2) as places:
+
+        def start(attempt):
+            options = ["--nnodes=2", "--nproc_per_node=2", f"--master-addr={places[0].address}", "--max-restarts=0"]
+            options.append(f"--master-port={PORT + attempt}")
+            train = ["-m", "dicedist.train", *SETTINGS, f"run.dir={folder / 'runs'}", "ensemble.size=3"]
+            command = [sys.executable, "-m", "dicedist.launch", *options]
+            logs = [folder / f"{node.name}.log" for node in places]
+            return [
+                node.start([*command, f"--node-rank={rank}", *train], log)
+                for rank, (node, log) in enumerate(zip(places, logs, strict=True))
+            ]
+
+        for asked in (0, 1):
+            processes, before = start(asked), max(steps_saved(folder / "runs" / "tiny"), default=0)
+            while max(steps_saved(folder / "runs" / "tiny"), default=0) <= before:
+                assert processes[0].poll() is None
+                time.sleep(0.05)
+            began = time.monotonic()
+            processes[asked].send_signal(signal.SIGTERM)
+            codes = finish(processes)
+            print(f"    ended with {codes} after {time.monotonic() - began:.0f} s")
+            assert codes == [75, 75] and time.monotonic() - began < 60
+        assert finish(start(2)) == [0, 0]
+    alone(folder / "alone", 4, "ensemble.size=3")
+    assert_same_run(folder / "runs" / "tiny", folder / "alone" / "tiny", STEPS)
+
+
 def lines_of(log):
     return [line for line in log.read_text().splitlines() if line.startswith("dicedist: ") and "warning" not in line]
 
@@ -302,6 +332,7 @@ SCENARIOS = {
     for function in (
         two_nodes, three_nodes_apart, replicas, cut_link,
         node_replaced, first_node_replaced, node_lost_for_good, node_comes_back, one_asked_to_stop,
+        fixed_node_asked_to_stop,
     )
 }  # fmt: skip
 

@@ -1,14 +1,17 @@
 """The rendezvous of several nodes, which may come and go: torch's own, inside a handler that adds what it lacks.
 
-torch decides which nodes take part in a round. Nothing in torch is replaced: `Nodes` implements its public
-`RendezvousHandler` and adds these things:
+torch decides which nodes take part in a round. Nothing in torch is replaced: `Fixed` and `Nodes` implement its public
+`RendezvousHandler`. Both add this:
+
+- A launcher that was asked to stop meets the others before it leaves. Otherwise they wait for it for five minutes.
+
+`Nodes`, for nodes that come and go, also adds this:
 
 - A new store for the ranks of each round. torch keeps the store of the first round. A node that joins later never
   learns its address, and when the store's host is lost, the other nodes go on to look for it there.
 - The number of the round for all ranks. torch counts the restarts of each node on its own.
 - One decision of all nodes to let a new node in. Otherwise the first launcher that sees the new node stops the ranks of
   all nodes, and another launcher takes the run for finished.
-- A launcher that was asked to stop meets the others before it leaves. Otherwise they wait for it for five minutes.
 - A new name for a run that a store outside the nodes remembers as ended, which this launch continues.
 
 Checked with torch 2.13.0, 2.14.1 and 2.15.0: `tests/unit/test_elastic.py`, and `python -m tests.nodes` with 2.14.1.
@@ -33,6 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
 from torch.distributed.elastic.utils.store import barrier
 
 from dicedist.cluster.process import ATTEMPT, LAUNCHER
@@ -51,7 +55,7 @@ EXPECTED: dict[Callable[..., Any], list[str]] = {  # the functions of torch that
     RendezvousInfo: ["store", "rank", "world_size", "bootstrap_store_info"],
     RendezvousStoreInfo.build: ["rank", "store", "local_addr", "server_port"],
 }
-_joined: "Nodes | None" = None
+_joined: "Fixed | None" = None
 
 
 def serve(host: str, port: int) -> None:
@@ -70,7 +74,7 @@ def why_unsupported() -> str | None:
     for function, names in EXPECTED.items():
         if list(inspect.signature(function).parameters)[: len(names)] != names:
             return f"{function.__qualname__} takes other arguments"
-    if RendezvousHandler.__abstractmethods__ - Nodes.__dict__.keys():
+    if RendezvousHandler.__abstractmethods__ - Fixed.__dict__.keys():
         return "RendezvousHandler has other methods"
     if getattr(agent_api, "_TERMINAL_STATE_SYNC_ID", None) != LAST_BARRIER:
         return "agents meet elsewhere at their end"
@@ -82,7 +86,11 @@ def why_unsupported() -> str | None:
 def join(parameters: RendezvousParameters) -> RendezvousHandler:
     """Return the handler of this node; torch calls this once."""
     global _joined
-    _joined = Nodes(parameters)
+    if "rank" in parameters.config:
+        parameters.config["rank"] = int(parameters.config["rank"])
+        _joined = Fixed(create_rdzv_handler(parameters))
+    else:
+        _joined = Nodes(parameters)
     return _joined
 
 
@@ -93,16 +101,49 @@ def leave() -> None:
             barrier(round.store, round.world_size, LAST_BARRIER, GOODBYE)
 
 
-class Nodes(RendezvousHandler):
-    """The handler of one node, which the launcher's agent calls."""
+class Fixed(RendezvousHandler):
+    """The handler of one node, with the round that it takes part in. The launcher's agent calls it."""
+
+    def __init__(self, torchs: RendezvousHandler):
+        self.torchs = torchs
+        self.round: RendezvousInfo | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.round = self.torchs.next_rendezvous()
+        return self.round
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self.torchs.get_run_id()
+
+    def num_nodes_waiting(self) -> int:
+        return self.torchs.num_nodes_waiting()
+
+    def is_closed(self) -> bool:
+        return self.torchs.is_closed()
+
+    def set_closed(self) -> None:
+        self.torchs.set_closed()
+
+    def shutdown(self) -> bool:
+        return self.torchs.shutdown()
+
+
+class Nodes(Fixed):
+    """The handler of one node among nodes that come and go."""
 
     def __init__(self, parameters: RendezvousParameters):
         os.environ[OWN_STORE] = "1"
         _, self.store = create_backend(parameters)
         self.address, self.name = parameters.local_addr, parameters.run_id
-        self.torchs = self.open(parameters)
+        super().__init__(self.open(parameters))
         self.server: TCPStore | None = None  # the store of the ranks, if this node keeps it
-        self.round: RendezvousInfo | None = None
 
     def open(self, parameters: RendezvousParameters) -> RendezvousHandler:
         """Join the run of this name, or its next launch if the last one has ended.
@@ -152,22 +193,3 @@ class Nodes(RendezvousHandler):
             noticed = store.add("noticed", 0)
         store.add("noticed", -1)
         return 0
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    def get_run_id(self) -> str:
-        return self.torchs.get_run_id()
-
-    def is_closed(self) -> bool:
-        return self.torchs.is_closed()
-
-    def set_closed(self) -> None:
-        self.torchs.set_closed()
-
-    def shutdown(self) -> bool:
-        return self.torchs.shutdown()

@@ -103,16 +103,18 @@ def prepare_nodes(options: argparse.Namespace) -> str | None:
     # torchrun would take the host's name, which other nodes may not know.
     first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
     options.local_addr = options.local_addr or own_address_to(first)
-    if options.rdzv_backend == "c10d":
-        reason = elastic.why_unsupported()
-        if reason is None:
-            rendezvous_handler_registry.register(elastic.BACKEND, elastic.join)
-            options.rdzv_backend = elastic.BACKEND
-        elif ":" in options.nnodes:
+    if reason := elastic.why_unsupported():
+        if ":" in options.nnodes:
             return (
                 f"--nnodes={options.nnodes}: nodes cannot come and go with torch {torch.__version__} ({reason}): "
                 "write the number of nodes, or install torch 2.14"
             )
+    elif options.rdzv_backend in ("static", "c10d"):
+        if options.rdzv_backend == "static":  # which torchrun does for this name only
+            options.rdzv_endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+            options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"rank={options.node_rank}"]))
+        rendezvous_handler_registry.register(elastic.BACKEND, elastic.join)
+        options.rdzv_backend = elastic.BACKEND
     if sys.platform == "linux":
         threading.Thread(target=notice_cut_links, args=(read_timeout(options),), daemon=True).start()
     return None

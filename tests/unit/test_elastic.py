@@ -32,7 +32,7 @@ def test_this_torch_has_what_elastic_runs_need():
         ),
         (lambda patch: patch.setattr(elastic, "OWN_STORE", "TORCH_NO_MORE"), "TORCH_NO_MORE is not read"),
         (lambda patch: patch.delattr(elastic.agent_api, "_TERMINAL_STATE_SYNC_ID"), "agents meet elsewhere"),
-        (lambda patch: patch.delattr(Nodes, "is_closed"), "RendezvousHandler has other methods"),
+        (lambda patch: patch.delattr(elastic.Fixed, "is_closed"), "RendezvousHandler has other methods"),
     ],
 )
 def test_another_torch_is_refused_before_anything_starts(change, reason, monkeypatch, capsys):
