@@ -1,4 +1,4 @@
-"""What an ensemble costs at inference: its parameters, and the floating point operations for one input."""
+"""The cost of an ensemble at inference: its parameters, and the floating point operations for one input."""
 
 import torch
 from torch import nn

@@ -97,7 +97,7 @@ class Evaluator(Reader):
         return Findings(result, {"logits": test.logits_MNK, "labels": test.labels_N}, shown)
 
     def add_fused_and_student(self, findings: Findings, test: Collected, folds: int) -> None:
-        """Where the method trains a classifier or a member that is used instead of the ensemble."""
+        """Measure a classifier or a member that the method trains to be used instead of the ensemble."""
         result, members = findings.result, self.about.members
         if test.fused_NK is not None:
             fused = metrics.measure(test.fused_NK[None], test.labels_N, self.about.average, folds)
@@ -164,7 +164,7 @@ class Evaluator(Reader):
 
 
 def some_of(split: Split, most: int) -> Split:
-    """As many inputs of every class as possible: rank 0 gathers their features, so they do not grow with the data."""
+    """Take at most so many inputs, equally of every class: rank 0 holds their features, however large the data are."""
     return split if len(split) <= most else part(split, some_of_each(split.labels_N, most))
 
 

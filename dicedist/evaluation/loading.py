@@ -121,7 +121,7 @@ def describe(
 
 
 def fusion_of(config: Config, method: Method, num_classes: int) -> dict[str, Any] | None:
-    """How to build the fused classifier; None if the method has none."""
+    """Describe the fused classifier, so that it can be built; None if the method has none."""
     for name, term in zip(config.method.terms, method.terms, strict=True):
         if term.fusion is not None:
             return {"term": name, "sizes": [asdict(size) for size in sizes(config, config.num_members, num_classes)]}

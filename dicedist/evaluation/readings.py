@@ -1,4 +1,4 @@
-"""What all members make of a split of the data, wherever they are; logits come from feature means.
+"""Logits and features of all members for a split of the data, on whichever ranks they are; logits come from means.
 
 Every rank reads its own members batch by batch. The reporter gathers what it needs of them.
 

@@ -77,7 +77,7 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
 
 
 def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """What is compared with validation on training images: accuracies and diversity."""
+    """The measures of training images that are compared with validation: accuracies and diversity."""
     measures = validation_measures(logits_MNK, labels_N)
     kept = ("ensemble/accuracy", "members/accuracy")
     return {name: value for name, value in measures.items() if name in kept or name.startswith("diversity/")}
