@@ -21,7 +21,4 @@ def cost(config: Config, num_classes: int) -> dict[str, float]:
         inputs = networks[0].trunk(alone) if branches else alone
         for module, classifier in zip(own, classifiers, strict=True):
             classifier(module.eval()(inputs))
-    return {
-        "parameters": config.samples * parameters,
-        "gflops": config.samples * counter.get_total_flops() / 1e9,
-    }
+    return {"parameters": config.samples * parameters, "gflops": config.samples * counter.get_total_flops() / 1e9}
