@@ -21,7 +21,7 @@ class About:
     target: str | None  # the user's own network class, used for all members
     trunk: str | None  # the network whose trunk the branches share
     compared: list[int]  # indices into `members` of those that w compares; empty: there is no w
-    conditional: bool  # whether w is told the class
+    conditional: bool  # whether w reads the class
     class_names: list[str]
     mean: list[float]  # of images scaled to 0..1, or of each value of a vector
     std: list[float]
@@ -54,7 +54,7 @@ class About:
         return cls(**values)
 
     def of(self, places: Sequence[int]) -> "About":
-        """The same of the members at these places. Nothing was fitted to them: confidences are not calibrated."""
+        """Describe the members at these places. Nothing was fitted to them: confidences are not calibrated."""
         whole = list(places) == list(range(len(self.members)))
         known_to_w = [new for new, old in enumerate(places) if old in self.compared]
         return replace(

@@ -1,4 +1,4 @@
-"""What an ensemble answers for some inputs: classes, and how sure it and its members are of them.
+"""The answers of an ensemble for some inputs: classes, and how sure the ensemble and its members are of them.
 
 Legend: M members, N inputs, K classes.
 """

@@ -1,4 +1,4 @@
-"""What a user acts on, chosen on validation images after training: temperature, label sets, abstention, OOD threshold.
+"""Calibration on validation images after training: temperature, label sets, abstention, OOD threshold.
 
 Nothing here sees the test set unless calibration.source=test says so. The paper's tables have another protocol, which
 fits the temperature on halves of the test set: `metrics.split_half`.
@@ -78,14 +78,14 @@ def fit(
 
 
 def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str, Tensor]:
-    """What a calibration was chosen from, for logits.safetensors: other members or targets can be calibrated later."""
+    """The inputs of a calibration, for logits.safetensors, so that other members or targets can be calibrated later."""
     return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), SCORES: ood_scores_N}  # perhaps the test set's own
 
 
 def tested(
     calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor
 ) -> dict[str, Any]:
-    """What the choices came to on the test set; every measure at the calibrated temperature."""
+    """Measure the choices on the test set, every measure at the calibrated temperature."""
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
     p_NK = averaged_NK.softmax(1)
     confidence_N, predictions_N = p_NK.max(1)
@@ -110,7 +110,7 @@ def tested(
 
 
 def decisions(about: About, logits_NK: Tensor, confidence_N: Tensor, ood_score_N: Tensor) -> dict[str, Tensor]:
-    """What a calibrated ensemble adds to its answers, also inside an exported graph: `Prediction` names the fields."""
+    """The fields of `Prediction` that a calibrated ensemble adds to its answers, also inside an exported graph."""
     if about.calibration is None:
         return {}
     found = Calibration(**about.calibration)
@@ -134,7 +134,7 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
 
 
 def of_run(results: Results, members: list[int], average: str, asked: Mapping[str, Any]) -> Calibration | None:
-    """That of the run's evaluation; for other members, averages or targets, chosen anew on the same kept logits.
+    """The calibration of a run's evaluation, or for other members, averages or targets a new one on the kept logits.
 
     asked: keys of `calibration`, None where they are the run's. None if the run was not calibrated.
     """

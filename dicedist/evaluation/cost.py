@@ -1,4 +1,4 @@
-"""What an ensemble costs at inference: its parameters, and the floating point operations for one input."""
+"""The cost of an ensemble at inference: its parameters, and the floating point operations for one input."""
 
 import torch
 from torch import nn
@@ -22,7 +22,4 @@ def cost(config: Config, plan: Plan, num_classes: int) -> dict[str, float]:
         inputs = networks[0].trunk(alone) if branches else alone
         for module, classifier in zip(own, classifiers, strict=True):
             classifier(module.eval()(inputs))
-    return {
-        "parameters": config.samples * parameters,
-        "gflops": config.samples * counter.get_total_flops() / 1e9,
-    }
+    return {"parameters": config.samples * parameters, "gflops": config.samples * counter.get_total_flops() / 1e9}

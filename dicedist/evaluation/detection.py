@@ -4,7 +4,7 @@ Legend: M members, B inputs of a batch, N inputs, D features, K classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dicedist import metrics
+from dicedist.evaluation.readings import Collected, Scores
 from dicedist.metrics.features import Reference
 from dicedist.metrics.measures import OOD
 from dicedist.metrics.ood import auroc_resamples, percentiles
@@ -19,21 +20,19 @@ from dicedist.metrics.ood import auroc_resamples, percentiles
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
 INDEPENDENCE = "w_only"
-Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
 
 
 @dataclass(frozen=True)
-class Lens:
-    """What scores read of features: their nearness to training features, and what w makes of them, where there are any.
-
-    It looks at one batch after another, so that the features of a split are never in memory together.
-    """
+class Scorer:
+    """All scores of an ensemble. The scores of features come from `look`, which sees one batch after another."""
 
     average: str
-    independence: Callable[[Tensor, Tensor], Tensor] | None  # of means and labels: the mean of 1 - w over pairs
-    reference: Reference | None
+    independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
+    reference: Reference | None = None  # training features
+    temperature: float = 1.0
+    scaled_temperature: float = 1.0  # of the logits times independence
 
-    def __call__(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
+    def look(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
         seen = {}
         if self.reference is not None:
             seen["knn"] = self.reference.knn(means_MBD)
@@ -43,16 +42,16 @@ class Lens:
             seen[INDEPENDENCE] = self.independence(means_MBD, labels_B)
         return seen
 
+    def fitted(self, test: Collected, temperature: float) -> "Scorer":
+        """Temperatures of scores follow the paper's protocol on test, as its tables do."""
+        if INDEPENDENCE not in test.seen:
+            return replace(self, temperature=temperature)
+        scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.seen[INDEPENDENCE][:, None]
+        own = metrics.split_half(scaled_NK, test.labels_N, {})["temperature"] or 1.0
+        return replace(self, temperature=temperature, scaled_temperature=own)
 
-@dataclass(frozen=True)
-class Scorer:
-    """All scores of an ensemble; those of w and of features only where a lens saw them."""
-
-    average: str
-    temperature: float = 1.0
-    scaled_temperature: float = 1.0  # of the logits times independence
-
-    def __call__(self, logits_MNK: Tensor, seen: Scores) -> Scores:
+    def __call__(self, collected: Collected) -> Scores:
+        logits_MNK, seen = collected.logits_MNK, collected.seen
         logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
         mean_NK = metrics.ensemble_logits(logits_MNK)  # log-probabilities have no scale left
         entropies = metrics.entropies(logits_MNK)

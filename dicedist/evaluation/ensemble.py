@@ -161,7 +161,7 @@ class Ensemble(nn.Module):
                 raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
 
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
-        """What the ensemble makes of images: PIL images, arrays, tensors or paths, one or a list of them, or a folder.
+        """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
 
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
         are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".

@@ -3,7 +3,7 @@
 Legend: M members, N inputs, B inputs of a batch, D features, K classes, P pairs of members.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -20,7 +20,7 @@ from dicedist.console.lines import plural, warn
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Split, part, some_of_each
 from dicedist.evaluation import calibration
-from dicedist.evaluation.detection import EVERY_SET, INDEPENDENCE, Lens, Scorer, Scores, detect, used
+from dicedist.evaluation.detection import EVERY_SET, Scorer, detect, used
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import FIELDS, LOGITS, Collected, Reader, joined
 from dicedist.evaluation.redundancy import DRAWS, estimate, fresh_estimates
@@ -32,7 +32,6 @@ UNION = "tinyimagenet_lsun_isun"  # a row of the paper's tables: all images of t
 UNITED = ("tinyimagenet_crop", "tinyimagenet_resize", "lsun_crop", "lsun_resize", "isun")
 ESTIMATED = 10_000  # held-out inputs, between whose features the run's own w estimates redundancy
 MOST_READ = 50_000  # inputs whose features new estimators learn from
-Score = Callable[[Collected], Scores]
 
 
 @dataclass
@@ -52,23 +51,24 @@ class Evaluator(Reader):
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
-        lens = Lens(self.about.average, independence, self.reference() if images else None)
+        scorer = Scorer(self.about.average, independence, self.reference() if images else None)
         rows_N = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
         columns = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,)
-        test = self.collect(source.test, f"test {source.kind}", columns, lens, None if has_val else rows_N)
+        test = self.collect(source.test, f"test {source.kind}", columns, scorer.look, None if has_val else rows_N)
         held_out = test
         if has_val:
-            held_out = self.collect(source.val, f"validation {source.kind}", (LOGITS,), lens, rows_N)
+            held_out = self.collect(source.val, f"validation {source.kind}", (LOGITS,), scorer.look, rows_N)
         estimated = self.fresh_redundancy() if fresh else None
         outside = {}
         for name, pixels in images.items():
             split = Split(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            if (found := self.collect(split, f"{source.kind} of {name}", (LOGITS,), lens)) is not None:
+            if (found := self.collect(split, f"{source.kind} of {name}", (LOGITS,), scorer.look)) is not None:
                 outside[name] = found
         if test is None or held_out is None:
             return None
         findings = self.measure(test, folds)
-        result, score = findings.result, self.scorer(test, findings.result["ensemble_tempered"]["temperature"] or 1.0)
+        result = findings.result
+        score = scorer.fitted(test, result["ensemble_tempered"]["temperature"] or 1.0)
         result["redundancy"] = self.redundancy(held_out.features, held_out.labels_N[rows_N])
         if result["redundancy"] is None and self.w is not None and self.about.compared:
             warn(f"{plural(len(rows_N), 'held-out input')}, none with another of its class: redundancy cannot be read")
@@ -97,7 +97,7 @@ class Evaluator(Reader):
         return Findings(result, {"logits": test.logits_MNK, "labels": test.labels_N}, shown)
 
     def add_fused_and_student(self, findings: Findings, test: Collected, folds: int) -> None:
-        """Where the method trains a classifier or a member that is used instead of the ensemble."""
+        """Measure a classifier or a member that the method trains to be used instead of the ensemble."""
         result, members = findings.result, self.about.members
         if test.fused_NK is not None:
             fused = metrics.measure(test.fused_NK[None], test.labels_N, self.about.average, folds)
@@ -106,7 +106,7 @@ class Evaluator(Reader):
             result["student"] = result["members"]["per_member"][members.index(self.student)]
 
     def calibrate(
-        self, findings: Findings, held_out: Collected, test: Collected, targets: CalibrationConfig, score: Score
+        self, findings: Findings, held_out: Collected, test: Collected, targets: CalibrationConfig, score: Scorer
     ) -> None:
         """Choose on held-out inputs, and keep the inputs' logits, so that others can choose again."""
         average, scores_N = self.about.average, used(score(held_out))
@@ -118,15 +118,6 @@ class Evaluator(Reader):
     def independence(self, means_MBD: Tensor, labels_B: Tensor) -> Tensor:
         device = self.ensemble.device
         return self.ensemble.independence([*means_MBD.to(device)], labels_B.to(device)).cpu().double()
-
-    def scorer(self, test: Collected, temperature: float) -> Score:
-        """Temperatures of scores follow the paper's protocol on test, as its tables do."""
-        scaled = 1.0
-        if INDEPENDENCE in test.seen:
-            scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.about.average) * test.seen[INDEPENDENCE][:, None]
-            scaled = metrics.split_half(scaled_NK, test.labels_N, {})["temperature"] or 1.0
-        scorer = Scorer(self.about.average, temperature, scaled)
-        return lambda collected: scorer(collected.logits_MNK, collected.seen)
 
     def reference(self) -> Reference | None:
         """Features of training images, of every class as many as possible: what KNN and Mahalanobis compare with."""
@@ -173,7 +164,7 @@ class Evaluator(Reader):
 
 
 def some_of(split: Split, most: int) -> Split:
-    """As many inputs of every class as possible: rank 0 gathers their features, so they do not grow with the data."""
+    """Take at most so many inputs, equally of every class: rank 0 holds their features, however large the data are."""
     return split if len(split) <= most else part(split, some_of_each(split.labels_N, most))
 
 

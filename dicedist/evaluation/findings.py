@@ -1,4 +1,4 @@
-"""What an evaluation found, and how it is kept: nothing that an earlier one found is lost."""
+"""The findings of an evaluation, saved so that nothing is lost that an earlier evaluation found."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Findings:
 
 
 def same_ensemble(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
-    """Whether both are about the same members after the same step; old files do not say their step."""
+    """Return whether both are about the same members after the same step; old files do not name their step."""
     return all(earlier.get(key, later[key]) == later[key] for key in ("step", "member_ids", "average")) and (
         "member_ids" in earlier
     )

@@ -1,4 +1,4 @@
-"""What a user gives to be predicted (images, arrays, tensors, files), brought to what the ensemble takes.
+"""Inputs of a user (images, arrays, tensors, files), in the form that the ensemble takes.
 
 Legend: N inputs, H rows, W columns, C colours, V values of a vector.
 """
@@ -33,9 +33,9 @@ KINDS = "PIL images, arrays, tensors or paths, one or a list of them"
 class Inputs:
     """Iterates over tensors as the ensemble takes them, at most batch_size inputs each, in the order given.
 
-    What cannot be read in a folder is left out, and told; a file that was named by itself is refused, so that answers
-    stand in the order of the caller's list. After the last batch, `paths` names the files that were read, if all were
-    files, and `left_out` has the reasons of the others.
+    A file of a folder that cannot be read is left out with a warning. A file that was named by itself is refused, so
+    that answers stand in the order of the caller's list. After the last batch, `paths` names the files that were read,
+    if all were files, and `left_out` has the reasons of the others.
     """
 
     def __init__(self, images: Any, about: About, batch_size: int):

@@ -127,7 +127,7 @@ def describe(
 
 
 def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
-    """How to build the fused classifier; None if the method has none."""
+    """Describe the fused classifier, so that it can be built; None if the method has none."""
     for name, term in zip(config.method.terms, method.terms, strict=True):
         if term.fused_head() is not None:
             every = sizes(config, method, plan, num_classes)

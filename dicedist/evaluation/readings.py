@@ -1,4 +1,4 @@
-"""What all members make of a split of the data, wherever they are; logits come from feature means.
+"""Logits and features of all members for a split of the data, on whichever ranks they are; logits come from means.
 
 Every rank reads its own members batch by batch. The reporter gathers what it needs of them.
 
@@ -6,7 +6,7 @@ Legend: M members, B inputs of a batch, N inputs, X rows that are kept, D featur
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,12 +20,13 @@ from dicedist.cluster.placement import REPORTER
 from dicedist.console.progress import Stage, silent
 from dicedist.data.pipeline import evaluation_batches
 from dicedist.data.sources import Source, Split
-from dicedist.evaluation.detection import Lens, Scores
 from dicedist.evaluation.ensemble import Ensemble
 
 BATCH = 500
 LOGITS, MEANS, FIELDS = "logits", "means", "fields"  # [B, K], [B, D], and what the fused classifier reads
 KEPT = ("kept_means", "kept_scales")  # [X, D] of the rows that are asked for
+Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
+Lens = Callable[[Tensor, Tensor], Scores]  # looks at the logits [M, B, K] and feature means [M, B, D] of a batch
 Readings = Mapping[int, Mapping[str, Tensor]]  # by the places of members in the ensemble: columns, on the CPU
 
 

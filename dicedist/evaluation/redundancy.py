@@ -1,4 +1,4 @@
-"""How much two members' features share beyond the class, in nats: the full two-term estimate on held-out features.
+"""Redundancy of two members' features given the class, in nats: the full two-term estimate on held-out features.
 
 Legend: M members, N inputs, B inputs of a batch, D features, P pairs of members, X rows, R draws.
 """

@@ -1,4 +1,4 @@
-"""How an ensemble fares on shifted images: measures at each severity of each kind, and their means over kinds.
+"""Measures of an ensemble on shifted images, at each severity of each kind, and their means over kinds.
 
 Legend: M members, N inputs, K classes.
 """

@@ -75,7 +75,7 @@ UNCALIBRATED = (
 
 
 def calibration_table(result: Result) -> str:
-    """What was chosen on held-out images, and what it comes to on the test set."""
+    """The choices on held-out images, and their results on the test set."""
     found = result.get("calibration")
     if found is None:
         return UNCALIBRATED

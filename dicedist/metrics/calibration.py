@@ -1,4 +1,4 @@
-"""Whether the ensemble is right as often as it says, before and after temperature scaling.
+"""Calibration: is the ensemble right as often as it says, before and after temperature scaling?
 
 Shapes: N inputs, K classes, R bins (or runs). log_p_NK are natural log-probabilities in float64.
 """

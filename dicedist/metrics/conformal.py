@@ -15,7 +15,7 @@ SLACK = 1e-6  # rounding in which the same network may differ between a GPU, an 
 
 
 def nonconformity(p_NK: Tensor, kind: str) -> Tensor:
-    """How badly each class fits the prediction [N, K]: low scores belong into the set.
+    """Nonconformity of each class [N, K]: classes with low scores belong into the set.
 
     lac: 1 - p (Sadinle et al., 2019: the smallest sets on average). aps: the probability of all classes down to this
     one, itself included (Romano et al., 2020, without randomisation: sets grow with the difficulty of the input).
@@ -52,7 +52,7 @@ def quantiles(p_NK: Tensor, labels_N: Tensor, alpha: float, kind: str, per_class
 
 
 def label_sets(p_NK: Tensor, limits: list[float], kind: str) -> Tensor:
-    """Whether each class belongs to the set of each input [N, K]; a set may be empty where nothing fits."""
+    """Return whether each class belongs to the set of each input [N, K]; a set may be empty."""
     limits_K = torch.tensor(limits, dtype=p_NK.dtype, device=p_NK.device)
     return nonconformity(p_NK, kind) <= limits_K + SLACK
 

@@ -1,4 +1,4 @@
-"""How differently the members err: over pairs of members, and over all of them (Kuncheva and Whitaker, 2003).
+"""Diversity of the members' errors, over pairs of members and over all of them (Kuncheva and Whitaker, 2003).
 
 Shapes: M members, N inputs, P pairs i < j. A zero denominator gives None.
 """

@@ -1,4 +1,4 @@
-"""How far features lie from those of training images: scores for out-of-distribution detection, higher for ID.
+"""Distances from the features of training images: scores for out-of-distribution detection, higher for ID.
 
 Shapes: M members, N inputs (B at a time), R training inputs, D features, K classes.
 """
@@ -14,7 +14,7 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Reference:
-    """What is kept of the training features, in float32 for speed but for the covariances."""
+    """The training features that scores compare with, in float32 for speed except for the covariances."""
 
     directions_RD: Tensor  # all members side by side, each of length 1
     means_MKD: Tensor

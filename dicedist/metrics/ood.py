@@ -1,4 +1,4 @@
-"""How well a score tells in-distribution from out-of-distribution images; in-distribution is the positive class.
+"""Measures of out-of-distribution detection by a score; in-distribution is the positive class.
 
 Shapes: T distinct scores. Every measure depends only on the order and ties of the scores.
 """

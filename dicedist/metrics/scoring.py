@@ -1,4 +1,4 @@
-"""How the members' logits become the ensemble's probabilities, how unsure these are, and how good.
+"""The ensemble's probabilities from its members' logits, how unsure they are, and how good.
 
 Shapes: M members, N inputs, K classes. All in float64; log_p_NK are natural log-probabilities.
 """

@@ -1,4 +1,4 @@
-"""Whether the ensemble knows when it is wrong: risk among the inputs that it accepts, the most confident first.
+"""Selective prediction: risk among the inputs that the ensemble accepts, the most confident first.
 
 Shapes: N inputs, R accepted shares (coverages), K classes. log_p_NK are natural log-probabilities in float64. Inputs of
 equal confidence are accepted in random order, and every figure is the exact mean over these orders.
@@ -22,7 +22,7 @@ def aurc(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def e_aurc(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """What of the AURC is due to the order of the confidences: with all errors last it would be zero."""
+    """The part of the AURC that is due to the order of confidences: with all errors last it would be zero."""
     errors_N = _errors_by_confidence(log_p_NK, labels_N)
     num_wrong = round(errors_N.sum().item())
     errors_last_N = torch.zeros_like(errors_N)

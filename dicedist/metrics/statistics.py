@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals over seeds (Student's t) and over inputs (bootstrap), plain or paired.
+"""Uncertainty of figures: intervals over seeds (Student's t) and over inputs (bootstrap), plain or paired.
 
 Shapes: N inputs, K classes, R resamples (B at a time). Differences are value - baseline.
 Seeds say how much training varies, inputs how much the test set does; neither interval covers the other.
@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether a difference is beyond its noise; unknown counts as no."""
+        """Return whether a difference is beyond its noise; unknown counts as no."""
         return self.lower is not None and self.upper is not None and not self.lower <= 0 <= self.upper
 
 

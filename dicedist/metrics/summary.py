@@ -79,7 +79,7 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
 
 
 def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """What is compared with validation on training images: accuracies and diversity."""
+    """The measures of training images that are compared with validation: accuracies and diversity."""
     measures = validation_measures(logits_MNK, labels_N)
     kept = {names.record(whose, names.ACCURACY) for whose in (names.ENSEMBLE, names.MEMBERS)}
     kept |= {names.record(names.DIVERSITY, measure.name) for measure in DIVERSITY}

@@ -10,6 +10,7 @@ import torch
 
 from dicedist import trainer as train_module
 from dicedist.cluster import signals
+from dicedist.evaluation import readings
 from dicedist.runs import checkpoint
 from dicedist.runs.files import dump_checked
 from dicedist.runs.run import Run
@@ -68,7 +69,7 @@ def test_stopped_during_validation_it_is_done_by_the_next_start(tmp_path, refere
         raise signals.Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "read", interrupted)
+        patch.setattr(readings, "read_batch", interrupted)
         assert train(tmp_path)
     assert checkpoint.newest(Run(tmp_path / "tiny").checkpoints).step == 6
     assert records_of(tmp_path / "tiny")[-1]["step"] == 4

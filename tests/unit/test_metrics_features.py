@@ -7,7 +7,9 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import NearestNeighbors
 
-from dicedist.evaluation.detection import Lens, Scorer, detect, used
+from dicedist.algorithm.counterpart import Features
+from dicedist.evaluation.detection import Scorer, detect, used
+from dicedist.evaluation.readings import Collected
 from dicedist.metrics import ood
 from dicedist.metrics.features import NEIGHBOURS, Reference
 from dicedist.metrics.ood import auroc_resamples, percentiles
@@ -80,16 +82,18 @@ def test_resampled_auroc_equals_resampling_by_hand():
     assert low < ood(inside, outside)["auroc"] < high
 
 
-def seen(seed, lens, shift=0.0, M=3, N=80, K=4):
-    """The logits of some inputs, and what a lens sees of their features."""
+def seen(seed, score, shift=0.0, M=3, N=80, K=4):
+    """The logits of some inputs, and what the scorer sees of their features."""
     logits_MNK = drawn(M, N, K, seed=seed, shift=shift)
-    return logits_MNK, lens(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
+    looked = score.look(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
+    return Collected(logits_MNK, looked, Features(torch.empty(M, 0, 6), torch.empty(M, 0, 6)))
 
 
 def test_scores_by_plain_numpy(reference):
-    logits_MNK, found = seen(7, Lens("logits", lambda means_MND, labels_N: torch.full((80,), 0.5), reference[0]))
-    found = Scorer("logits")(logits_MNK, found)
-    logits = logits_MNK.numpy().astype(float)
+    score = Scorer("logits", lambda means_MND, labels_N: torch.full((80,), 0.5), reference[0])
+    collected = seen(7, score)
+    found = score(collected)
+    logits = collected.logits_MNK.numpy().astype(float)
     mean = logits.mean(0)
     assert found["energy"].numpy() == pytest.approx(np.log(np.exp(mean).sum(1)))
     assert found["max_logit"].numpy() == pytest.approx(mean.max(1))
@@ -101,8 +105,8 @@ def test_scores_by_plain_numpy(reference):
 
 
 def test_groups_average_the_sets_that_were_found(reference):
-    lens, score = Lens("logits", None, reference[0]), Scorer("logits")
-    inside, outside = score(*seen(7, lens)), {"a": score(*seen(20, lens, 0.2)), "b": score(*seen(30, lens, 0.4))}
+    score = Scorer("logits", None, reference[0])
+    inside, outside = score(seen(7, score)), {"a": score(seen(20, score, 0.2)), "b": score(seen(30, score, 0.4))}
     found = detect(inside, outside, {"near": ["a", "absent"], "far": ["b"], "none": ["absent"]})
     assert found["ood_groups"].keys() == {"near", "far"}
     assert found["ood_groups"]["near"]["missing"] == ["absent"]
