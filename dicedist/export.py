@@ -17,7 +17,7 @@ it was loaded again and gave what the networks give.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dicedist.cluster.process import command
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError("write run=runs/NAME")
     ending = Path(request.output or "").suffix.removeprefix(".")
     if request.format is None:
-        request.format = ending if ending in FORMATS else FORMATS[0]
+        request = replace(request, format=ending if ending in FORMATS else FORMATS[0])
     elif ending in FORMATS and ending != request.format:
         raise ValueError(f"output={request.output} ends otherwise than format={request.format}: leave one of them out")
     if request.format == "onnx":

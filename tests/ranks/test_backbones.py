@@ -54,7 +54,7 @@ def test_a_run_goes_on_without_the_file_of_its_weights(tmp_path, weights):
     given = (*VIT, *ADAMW, f"network.pretrained={weights}", "checkpoint.every_steps=1")
     train(tmp_path / "whole", *given)
     assert train(tmp_path / "stopped", *given, after_step=asked_after(1))
-    sha256 = Run(tmp_path / "stopped" / "tiny").config().network.sha256
+    sha256 = Run(tmp_path / "stopped" / "tiny").plan().weights_sha256
     assert len(sha256) == 2 and sha256[0] == sha256[1] and len(sha256[0]) == 64
     weights.unlink()
     assert not train(tmp_path / "stopped", *given)

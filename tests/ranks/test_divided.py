@@ -89,4 +89,4 @@ def test_a_budget_that_hides_w_is_measured_once(tmp_path, monkeypatch):
 
 
 def test_beside_members_nothing_hides_w(tmp_path):
-    assert build(tmp_path, "ensemble.size=3", "redundancy.max_pairs=auto").config.redundancy.max_pairs == 3
+    assert build(tmp_path, "ensemble.size=3", "redundancy.max_pairs=auto").job.plan.max_pairs == 3

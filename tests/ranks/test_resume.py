@@ -10,6 +10,7 @@ import torch
 
 from dicedist import trainer as train_module
 from dicedist.cluster import signals
+from dicedist.data import sources
 from dicedist.evaluation import readings
 from dicedist.runs import checkpoint
 from dicedist.runs.files import dump_checked
@@ -177,7 +178,7 @@ def test_epochs_may_change_where_schedules_stay(tmp_path):
 
 
 def test_other_images_are_refused(begun, monkeypatch):
-    load = train_module.sources.load
+    load = sources.load
     monkeypatch.setattr(
         "tests.support.tiny.sources.load",
         lambda *a, **k: dataclasses.replace(load(*a, **k), data_digest="of something else"),

@@ -71,8 +71,8 @@ def test_resumed_equals_uninterrupted(tmp_path, teacher, options):
     shutil.copytree(teacher, moved)  # a teacher is known by its weights, not by its place
     tiny.train(tmp_path / "parts", *keys, f"teacher.run={moved}")
     tiny.assert_same_run(tmp_path / "parts" / "tiny", tmp_path / "whole" / "tiny")
-    kept = Run.open(tmp_path / "parts" / "tiny").config().teacher
-    assert len(kept.sha256) == 3 and len(kept.sha256[0]) == 64
+    kept = Run.open(tmp_path / "parts" / "tiny").plan().teacher_sha256
+    assert len(kept) == 3 and len(kept[0]) == 64
 
 
 def test_another_teacher_is_refused(tmp_path, teacher):

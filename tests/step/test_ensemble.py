@@ -18,7 +18,7 @@ from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
-from dicedist.trainer import Trainer
+from dicedist.runs.saver import Saver
 from tests.support.tiny import train
 
 FEW = 24  # test images
@@ -202,8 +202,12 @@ def test_real_images(tmp_path, real_data):
 def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
     """As in older checkpoints: the images give the normalisation, unless they have changed."""
     described = load_ensemble(Run.open(train_briefly(tmp_path)), tell=print).about
-    about = Trainer.about
-    monkeypatch.setattr(Trainer, "about", lambda self: {k: v for k, v in about(self).items() if k != "source"})
+    start = Saver.start
+
+    def start_without(saver, step, about, records):
+        start(saver, step, {key: value for key, value in about.items() if key != "source"}, records)
+
+    monkeypatch.setattr(Saver, "start", start_without)
     (tmp_path / "before").mkdir()
     run = train_briefly(tmp_path / "before")
     assert load_ensemble(Run.open(run), tell=print).about == described
@@ -248,13 +252,13 @@ def test_runs_that_are_none(dice, tmp_path):
         load_ensemble(Run.open(tmp_path))
     for text, changed, line in (
         ("name: resnet8", "name: resnet20", "is of another network, method or number of classes"),
-        ("  size: 3\n", "  size: 4\n", "has no member-3: it is of another method or ensemble size"),
+        ('"num_members": 3', '"num_members": 4', "has no member-3: it is of another method or ensemble size"),
         ("resnet8\n  _target_: null", "resnet8\n  _target_: os.system", "add network.trusted=true if you trust it"),
     ):
-        copy = tmp_path / changed.split()[-1]
+        copy = tmp_path / changed.split()[-1].strip('"')
         shutil.copytree(dice, copy)
-        config = copy / "config.yaml"
-        assert text in config.read_text()
-        config.write_text(config.read_text().replace(text, changed))
+        file = copy / ("plan.json" if "num_members" in text else "config.yaml")
+        assert text in file.read_text()
+        file.write_text(file.read_text().replace(text, changed))
         with pytest.raises(ValueError, match=line):
             load_ensemble(Run.open(copy), tell=print)

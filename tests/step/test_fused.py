@@ -31,7 +31,7 @@ def by_hand(run, images):
     """The fused logits of the weights in the checkpoint, in plain lines."""
     ensemble, state = Ensemble.load(run.directory), {}
     shared = ensemble.trunk(ensemble.normalise(images))
-    read = [encoder.read(shared) for encoder in ensemble.encoders]
+    read = [encoder.outputs(shared) for encoder in ensemble.encoders]
     if run.config().method.name == "pcl":
         state = tiny.tensors_of(run.directory, 2)
         weight, bias = (state[f"shared/average.module.fusion.dense.{name}"] for name in ("weight", "bias"))

@@ -28,8 +28,9 @@ def older(tmp_path):
 
 
 def test_its_config_gets_the_keys_that_came_later(older):
-    config = Run.open(older).config()
-    assert (config.method.name, config.method.title, config.num_members) == ("dice", "DICE", 2)
+    config, plan = Run.open(older).config(), Run.open(older).plan()
+    assert (config.method.name, config.method.title) == ("dice", "DICE")
+    assert (plan.num_members, plan.input_shape, plan.samples) == (2, (3, 32, 32), 1)
 
 
 def test_it_is_evaluated_and_reported_as_before(older, tmp_path):

@@ -114,7 +114,7 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     ensemble = load_ensemble(Run(modern), tell=lambda text: None)
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
     source = trainer.job.source
-    evaluator = trainer.evaluator(trainer.config, trainer.members_to_evaluate)
+    evaluator = trainer.evaluator(trainer.job.plan, trainer.members_to_evaluate)
     (readings,) = evaluator.read(source.val, "images", [LOGITS])
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))

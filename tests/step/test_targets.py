@@ -44,11 +44,11 @@ def test_plain_labels_are_torchs_cross_entropy_to_the_bit():
 
 def test_balanced_weights_have_mean_one_over_the_inputs():
     config = compose_config(["loss.class_weights=balanced"]).loss
-    weights_K = Loss.of(config, [1, 3, 4], CPU).weights_K
+    weights_K = Loss.of(config, 0, [1, 3, 4], CPU).weights_K
     assert weights_K.tolist() == pytest.approx([8 / 3, 8 / 9, 2 / 3])
     assert (weights_K * torch.tensor([1, 3, 4])).sum() / 8 == pytest.approx(1)
     with pytest.raises(ValueError, match="loss.class_weights has 2 numbers for 3 classes: write one for each"):
-        Loss.of(compose_config(["loss.class_weights=[1,2]"]).loss, [1, 3, 4], CPU)
+        Loss.of(compose_config(["loss.class_weights=[1,2]"]).loss, 0, [1, 3, 4], CPU)
 
 
 def test_mixup_of_neighbours():
@@ -87,7 +87,7 @@ def test_the_step_trains_on_mixtures(key):
     """Members see the mixture and both labels, in cross-entropy and divergence; w the label of the larger share."""
     config = configured(2, *PLAIN, *STRONG, f"loss.{key}=1")
     step, batch = build_step(config), batch_at(0)
-    mixing = step.mixing(batch)
+    mixing = draw(step.loss.mixup, step.loss.cutmix, step.loss.seed, *batch.where)
     images = mixing.of_inputs(batch.images[0])
     told = []
     learn = step.hosted.w.learn
