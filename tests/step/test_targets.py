@@ -97,7 +97,7 @@ def test_the_step_trains_on_mixtures(key):
     member = step.hosted.member(0)
     with torch.no_grad():
         mean_BD, own = member.encoder(images), mixing.own_share(images)
-        noise = step.noise(batch, 0)
+        noise = step.encoders.noise(batch, 0)
         encoding = member.encode(images, noise)
         others_B = batch.labels_B[torch.arange(24) ^ 1]
         log_p = encoding.logits_BK.log_softmax(1)
