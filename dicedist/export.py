@@ -17,8 +17,9 @@ it was loaded again and gave what the networks give.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dicedist.cluster.process import command
 from dicedist.config import compose_request, show_help
@@ -34,11 +35,10 @@ def run(arguments: Sequence[str]) -> None:
     if request.run is None:
         raise ValueError("write run=runs/NAME")
     ending = Path(request.output or "").suffix.removeprefix(".")
-    if request.format is None:
-        request = replace(request, format=ending if ending in FORMATS else FORMATS[0])
-    elif ending in FORMATS and ending != request.format:
-        raise ValueError(f"output={request.output} ends otherwise than format={request.format}: leave one of them out")
-    if request.format == "onnx":
+    format_ = request.format or (ending if ending in FORMATS else FORMATS[0])
+    if ending in FORMATS and ending != format_:
+        raise ValueError(f"output={request.output} ends otherwise than format={format_}: leave one of them out")
+    if format_ == "onnx":
         require("onnx", "format=onnx", "format=pt2")
     # Not above: torch takes seconds, which help and refusals need not.
     from dicedist.evaluation.formats import export, images_to_check
@@ -54,19 +54,20 @@ def run(arguments: Sequence[str]) -> None:
         request.network.trusted,
         asked=asdict(request.calibration),
     )
-    output = Path(request.output or source.exported(default_name(ensemble.about.members, request)))
+    output = Path(request.output or source.exported(default_name(ensemble.about.members, request.members, format_)))
     images, described = images_to_check(source, ensemble.about)
-    difference = export(ensemble, output, request.format, images)
+    difference = export(ensemble, output, format_, images)
     print(
         f"wrote {output} ({output.stat().st_size / 1e6:,.1f} MB), members {ensemble.about.members}: "
         f"{f'within {difference:.0e} of' if difference else 'exactly as'} the networks on {described}"
     )
 
 
-def default_name(members: Sequence[int], request: ExportRequest) -> str:
+def default_name(members: Sequence[int], asked: Any, format_: str) -> str:
+    """asked: the user's members=..."""
     numbers = "-".join(map(str, members))
-    some = "student" if request.members == "student" else f"member{'s' * (len(members) > 1)}-{numbers}"
-    return f"{'ensemble' if request.members is None else some}.{request.format}"
+    some = "student" if asked == "student" else f"member{'s' * (len(members) > 1)}-{numbers}"
+    return f"{'ensemble' if asked is None else some}.{format_}"
 
 
 if __name__ == "__main__":

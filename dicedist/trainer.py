@@ -13,27 +13,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dicedist.algorithm.build import build_step
-from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.footprint import footprint
-from dicedist.algorithm.parts import Hosted, Part
 from dicedist.cluster import signals
 from dicedist.cluster.assembly import connect, host
 from dicedist.cluster.devices import refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
-from dicedist.config.plan import Plan
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
-from dicedist.evaluation.about import described
-from dicedist.evaluation.ensemble import Ensemble
-from dicedist.evaluation.evaluator import Evaluator
-from dicedist.evaluation.loading import describe, evaluator_of
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint
-from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.lock import run_lock
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
@@ -45,6 +37,7 @@ from dicedist.training.job import Job, prepare, refuse_small_batches
 from dicedist.training.listeners import FollowingTrajectories, Listener, Recording, Tracing, WeighingMembers
 from dicedist.training.recorder import Recorder
 from dicedist.training.resuming import begin_or_resume
+from dicedist.training.share import Share
 from dicedist.training.validation import Validation
 
 
@@ -90,11 +83,12 @@ class Trainer:
         self.tracker = (
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
         )
+        self.share = Share(self.job, world, self.hosted, self.paths, self.tracker)
         saver = Saver(
             self.run,
             config.checkpoint,
             job.extent.steps_per_epoch,
-            self.parts_to_save,
+            self.share.parts_to_save,
             self.control,
             self.done,
             self.tracker.warn,
@@ -104,14 +98,7 @@ class Trainer:
         )
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
-        members_alone = replace(self.job.plan, samples=1)  # validation reads members, not their samples
-        self.validation = Validation(
-            self.job,
-            world,
-            self.hosted,
-            lambda w: self.evaluator(members_alone, self.members_to_evaluate, w=w),
-            self.tracker,
-        )
+        self.validation = Validation(self.share)
         self.listeners = self.build_listeners(saver)
         self.stopping = False
         self.asked: Callable[[], int] = lambda: False  # any rank was asked to stop before the last step
@@ -139,22 +126,6 @@ class Trainer:
     @property
     def validation_due(self) -> bool:
         return self.validation.due(self.done, self.recorder.validated)
-
-    def parts_to_save(self) -> list[Part]:
-        """Return the parts that this rank saves: of those that several ranks hold, the first rank's."""
-        placement, rank, hosted = self.job.placement, self.world.rank, self.hosted
-        mine = [part for member, part in hosted.members.items() if placement.host_of[member] == rank]
-        mine += [part for own in hosted.members.values() for part in own.attached]
-        mine += hosted.common if rank == placement.member_ranks[0] else []
-        mine += [hosted.discriminator] if hosted.discriminator and rank == placement.discriminator else []
-        return mine + self.paths.parts
-
-    @property
-    def members_to_evaluate(self) -> Hosted:
-        """The members that this rank evaluates: one of their replicas does."""
-        hosted = self.hosted.averaged if self.job.config.uses_average else self.hosted
-        leading = {m: part for m, part in hosted.members.items() if self.job.placement.host_of[m] == self.world.rank}
-        return replace(hosted, members=leading)
 
     def train_and_evaluate(self) -> list[str]:
         """Return, on rank 0, the destinations that did not receive the results, with the command that sends them."""
@@ -246,16 +217,6 @@ class Trainer:
         self.recorder.validated = self.done
         self.recorder.sync(self.done, self.validation_due)
 
-    def evaluator(
-        self, plan: Plan, hosted: Hosted, found: Checkpoint | None = None, w: Discriminator | None = None
-    ) -> Evaluator:
-        """Build the evaluator of members in memory; found and w as in `evaluator_of`."""
-        config, method, source = self.job.config, self.job.method, self.job.source
-        about = describe(config, method, plan, self.run.name, self.done, described(source))
-        hosts = [self.job.placement.host_of[number // plan.samples] for number in about.members]
-        shard = Ensemble.shard(about, hosted)
-        return evaluator_of(config, method, plan, shard, source, self.control, hosts, self.tracker.stage, found, w)
-
     def evaluate(self) -> None:
         """Measure the last weights, never the best on test (docs/choices.md, 20)."""
         config, found = self.job.config, None
@@ -266,9 +227,7 @@ class Trainer:
         if self.world.reports:
             path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
-        follows_paths = self.paths.kind is not None
-        predictors = replace(self.hosted, members=self.paths.samples) if follows_paths else self.members_to_evaluate
-        evaluator = self.evaluator(self.job.plan, predictors, found)
+        evaluator = self.share.evaluator_of_predictors(self.done, found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None:

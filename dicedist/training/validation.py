@@ -2,39 +2,25 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
 from statistics import fmean
 
 from torch import Tensor
 
 from dicedist import metrics
-from dicedist.algorithm.discriminator import Discriminator
-from dicedist.algorithm.parts import Hosted
 from dicedist.cluster import signals
-from dicedist.cluster.world import World
 from dicedist.config import names
 from dicedist.data import sources
 from dicedist.data.sources import Split, some_of_each
-from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.readings import KEPT, LOGITS, Readings
 from dicedist.evaluation.redundancy import READ_BY_W, sent_w
-from dicedist.tracking.tracker import SilentTracker
-from dicedist.training.job import Job
+from dicedist.training.share import Share
 
 
 class Validation:
     """Every rank has one, and reads the members that it leads."""
 
-    def __init__(
-        self,
-        job: Job,
-        world: World,
-        hosted: Hosted,
-        evaluator: Callable[[Discriminator | None], Evaluator],
-        tracker: SilentTracker,
-    ):
-        """evaluator: of the members that this rank evaluates, with w on rank 0."""
-        self.job, self.world, self.hosted, self.evaluator, self.tracker = job, world, hosted, evaluator, tracker
+    def __init__(self, share: Share):
+        self.share, self.job, self.world, self.tracker = share, share.job, share.world, share.tracker
 
     def due(self, done: int, validated: int) -> bool:
         epochs, rest = divmod(done, self.job.extent.steps_per_epoch)
@@ -50,8 +36,8 @@ class Validation:
         rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # whose features w reads
         held_out_columns = (LOGITS, *KEPT) if job.method.estimator else (LOGITS,)
         columns = {names.VALIDATION: held_out_columns, names.TRAINING_IMAGES: (LOGITS,)}
-        w = sent_w(job.config, job.method, job.plan, job.placement, control, self.hosted, job.source.num_classes)
-        evaluator = self.evaluator(w)
+        w = sent_w(job.config, job.method, job.plan, job.placement, control, self.share.hosted, job.source.num_classes)
+        evaluator = self.share.evaluator_of_members(done, w)
         readings: dict[str, list[Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():

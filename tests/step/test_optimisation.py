@@ -108,13 +108,13 @@ def test_an_interrupted_run_equals_one_that_was_not(tmp_path, modern):
 
 def test_the_average_is_what_is_evaluated_and_exported(modern):
     trainer = build(modern.parent, *MODERN)
-    member, averaged = trainer.hosted.members[0], trainer.members_to_evaluate.member(0)
+    member, averaged = trainer.hosted.members[0], trainer.share.members.member(0)
     assert averaged is member.average.module and int(member.average.n_averaged) == 12
     assert not torch.equal(averaged.classifier.weight, member.module.classifier.weight)
     ensemble = load_ensemble(Run(modern), tell=lambda text: None)
     assert torch.equal(ensemble.classifiers[0].weight, averaged.classifier.weight)
     source = trainer.job.source
-    evaluator = trainer.evaluator(trainer.job.plan, trainer.members_to_evaluate)
+    evaluator = trainer.share.evaluator_of_members(12)
     (readings,) = evaluator.read(source.val, "images", [LOGITS])
     images = source.val.take(torch.arange(len(source.val)))
     logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))

@@ -1,0 +1,60 @@
+"""This rank's share of the ensemble: the parts that it saves, and the members that it evaluates."""
+
+from dataclasses import dataclass, replace
+
+from dicedist.algorithm.discriminator import Discriminator
+from dicedist.algorithm.parts import Hosted, Part
+from dicedist.algorithm.trajectories import Trajectories
+from dicedist.cluster.world import World
+from dicedist.config.plan import Plan
+from dicedist.evaluation.about import described
+from dicedist.evaluation.ensemble import Ensemble
+from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.loading import describe, evaluator_of
+from dicedist.runs.checkpoint import Checkpoint
+from dicedist.tracking.tracker import SilentTracker
+from dicedist.training.job import Job
+
+
+@dataclass(frozen=True)
+class Share:
+    job: Job
+    world: World
+    hosted: Hosted
+    paths: Trajectories
+    tracker: SilentTracker
+
+    def parts_to_save(self) -> list[Part]:
+        """Return the parts that this rank saves: of those that several ranks hold, the first rank's."""
+        placement, rank, hosted = self.job.placement, self.world.rank, self.hosted
+        mine = [part for member, part in hosted.members.items() if placement.host_of[member] == rank]
+        mine += [part for own in hosted.members.values() for part in own.attached]
+        mine += hosted.common if rank == placement.member_ranks[0] else []
+        mine += [hosted.discriminator] if hosted.discriminator and rank == placement.discriminator else []
+        return mine + self.paths.parts
+
+    @property
+    def members(self) -> Hosted:
+        """The members that this rank evaluates: one of their replicas does."""
+        hosted = self.hosted.averaged if self.job.config.uses_average else self.hosted
+        leading = {m: part for m, part in hosted.members.items() if self.job.placement.host_of[m] == self.world.rank}
+        return replace(hosted, members=leading)
+
+    def evaluator_of_members(self, step: int, w: Discriminator | None = None) -> Evaluator:
+        """Build the evaluator of the members as they are; w: on rank 0, for redundancy."""
+        return self.evaluator(replace(self.job.plan, samples=1), self.members, step, None, w)
+
+    def evaluator_of_predictors(self, step: int, found: Checkpoint | None) -> Evaluator:
+        """Build the evaluator of the whole ensemble: the members, or all of their samples; found: on rank 0."""
+        follows_paths = self.paths.kind is not None
+        predictors = replace(self.hosted, members=self.paths.samples) if follows_paths else self.members
+        return self.evaluator(self.job.plan, predictors, step, found, None)
+
+    def evaluator(
+        self, plan: Plan, hosted: Hosted, step: int, found: Checkpoint | None, w: Discriminator | None
+    ) -> Evaluator:
+        config, method, source = self.job.config, self.job.method, self.job.source
+        about = describe(config, method, plan, self.job.run.name, step, described(source))
+        hosts = [self.job.placement.host_of[number // plan.samples] for number in about.members]
+        shard, control = Ensemble.shard(about, hosted), self.world.control
+        return evaluator_of(config, method, plan, shard, source, control, hosts, self.tracker.stage, found, w)
