@@ -189,13 +189,14 @@ class Normalize:
         self.shift_W = (-mean / std).float().repeat(repeats).to(device)
 
     def __call__(self, inputs_B: Tensor) -> Tensor:
+        if inputs_B.ndim == 2:
+            return inputs_B * self.scale_W + self.shift_W
         rows = inputs_B.view(-1, len(self.scale_W))
         views = torch.empty(rows.shape, device=rows.device)
         at_once = len(rows) if rows.is_cuda else max(1, CACHED // len(self.scale_W))
         for some, normalized in zip(rows.split(at_once), views.split(at_once), strict=True):
             torch.mul(some, self.scale_W, out=normalized).add_(self.shift_W)
-        views = views.view(inputs_B.shape)
-        return views.permute(0, 3, 1, 2) if views.ndim == 4 else views
+        return views.view(inputs_B.shape).permute(0, 3, 1, 2)
 
 
 def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
