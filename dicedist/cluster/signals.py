@@ -66,7 +66,7 @@ def asked() -> bool:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside the context, and for good if it ends in an exception, a signal only sets the flag that asked() reads.
+    """Let a signal only set the flag that asked() reads, inside the context, and for good if it ends in an exception.
 
     A launcher that sees a rank fail sends a signal to the others, which are then busy reporting their own failures.
     """
@@ -78,7 +78,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside the context, a signal raises Stopped, even one that arrived earlier.
+    """Let a signal raise Stopped inside the context, even one that arrived earlier.
 
     Send messages between ranks in here only where the run ends if one of them is not sent.
     """

@@ -1,5 +1,6 @@
 """Files that may be removed: prepared images and copies of runs, which can be made again, and older checkpoints."""
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,7 @@ class Removable:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def remove(self) -> None:
-        if self.run is None:
-            shutil.rmtree(self.path)
-            return
-        with run_lock(self.run):
+        with run_lock(self.run) if self.run else contextlib.nullcontext():
             shutil.rmtree(self.path)
 
 

@@ -35,7 +35,8 @@ def locked(path: Path, busy: str | None = None, instead: str = "start again then
     try:
         try:
             lock.acquire(timeout=0 if busy else -1)
-            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")  # as filelock writes the other file
+            with contextlib.suppress(OSError):  # a full disk; the owner is only named in messages
+                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")  # as filelock writes the other file
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

@@ -49,8 +49,8 @@ def files_of(uri: str, experiment: str) -> str | None:
 
 def alone(uri: str) -> contextlib.AbstractContextManager[None]:
     """Let only one process at a time create the tables of an sqlite file: MLflow's own lock is not enough."""
-    folder = folder_of(uri)
-    return locked(folder / ".mlflow.lock") if folder else contextlib.nullcontext()
+    scheme, _, path = uri.partition(":///")
+    return locked(Path(f"{path}.lock")) if scheme == "sqlite" else contextlib.nullcontext()
 
 
 def without_password(uri: str) -> str:
