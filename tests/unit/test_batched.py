@@ -15,7 +15,7 @@ from dicedist.config.schema import NetworkConfig
 
 def test_grouped_members_are_the_members():
     torch.manual_seed(0)
-    members = [build(NetworkConfig("resnet8", None, False, None)) for _ in range(3)]
+    members = [build(NetworkConfig("resnet8", None, False, None), (3, 32, 32)) for _ in range(3)]
     images = torch.randn(5, 3, 32, 32)
     together = grouped(members)
     expected = torch.cat([member(images) for member in members], 1)
