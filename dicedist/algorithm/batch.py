@@ -9,6 +9,8 @@ from typing import Self
 
 from torch import Tensor
 
+StepKey = tuple[int, int]  # (epoch, step in the epoch), the key of every random draw of a step
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -22,8 +24,7 @@ class Batch:
     images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]: one for all members, each, or none
 
     @property
-    def where(self) -> tuple[int, int]:
-        """The key of every random draw of this step: (epoch, step in the epoch)."""
+    def key(self) -> StepKey:
         return self.epoch, self.step_in_epoch
 
 

@@ -13,7 +13,7 @@ from dicedist.algorithm.messages import Fields, Values
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.parts import Part
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Companion(nn.Module):
@@ -26,7 +26,7 @@ class Companion(nn.Module):
         """Return the loss that the second optimizer lowers over the member's encoder."""
         raise NotImplementedError
 
-    def study(self, optimizer: torch.optim.Optimizer, fields: Mapping[int, Fields], now: Moment) -> Tensor:
+    def study(self, optimizer: torch.optim.Optimizer, fields: Mapping[int, Fields], now: ScheduleValues) -> Tensor:
         """Train on the same fields, and return the loss."""
         raise NotImplementedError
 
@@ -36,7 +36,7 @@ class Companion(nn.Module):
     def build_second(self, encoder: Network) -> torch.optim.Optimizer:
         raise NotImplementedError
 
-    def rate(self, now: Moment) -> float:
+    def rate(self, now: ScheduleValues) -> float:
         """Return the learning rate of both optimizers."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class TaughtMember(Part):
     def attached(self) -> list[Part]:
         return [self.companion]
 
-    def before_backward(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+    def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
         """Take the lesson's gradients at the weights before the first optimizer's step, as two losses of one batch."""
         taught = [parameter for group in self.second.param_groups for parameter in group["params"]]
         loss = self.teacher.lesson(fields)
@@ -70,7 +70,7 @@ class TaughtMember(Part):
         self.lesson = list(zip(taught, gradients, strict=True))
         return {"lesson": loss.detach()}
 
-    def step(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+    def step(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
         super().step(now, scaler)
         for parameter, gradient in self.lesson:
             parameter.grad = gradient
@@ -81,5 +81,5 @@ class TaughtMember(Part):
         self.second.zero_grad(set_to_none=True)
         self.lesson.clear()
 
-    def after_update(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+    def after_update(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
         return {"companion": self.teacher.study(self.companion.optimizer, fields, now)}

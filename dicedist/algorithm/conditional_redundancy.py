@@ -15,9 +15,9 @@ from torch.autograd.function import FunctionCtx
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.losses import refuse_labels
-from dicedist.algorithm.member import full
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.randomness import initialising
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.checks import check_limits, check_noise
 from dicedist.config.schema import RedundancyConfig
 
@@ -30,7 +30,7 @@ class Lesson:
 
     features: Features
     labels_B: Tensor
-    now: Moment
+    now: ScheduleValues
     where: tuple[int, int]
 
 
@@ -135,10 +135,12 @@ class ConditionalRedundancy(nn.Module):
         where: tuple[int, int] | None = None,
     ) -> Tensor:
         """d(loss)/d(means) [M, B, D], to be sent to members elsewhere; otherwise as a call of the object."""
-        means_MBD = full(self.stacked("means", means).detach())
-        scales_MBD = torch.ones_like(means_MBD) if scales is None else full(self.stacked("scales", scales).detach())
+        means_MBD = to_float32(self.stacked("means", means).detach())
+        scales_MBD = (
+            torch.ones_like(means_MBD) if scales is None else to_float32(self.stacked("scales", scales).detach())
+        )
         self.refuse_unfit(means_MBD, scales_MBD, labels)
-        now = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=ramp_up, covariance=covariance)
+        now = ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=ramp_up, covariance=covariance)
         self.lesson = Lesson(Features(means_MBD, scales_MBD), labels, now, where or (0, self.steps))
         gradients_MBD, self.values = self.discriminator.redundancy_gradients(
             self.lesson.features, labels, now, self.lesson.where

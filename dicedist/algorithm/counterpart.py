@@ -12,9 +12,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from dicedist.algorithm.batch import share
+from dicedist.algorithm.batch import StepKey, share
 from dicedist.algorithm.messages import Answers, Values
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 
 
@@ -62,12 +62,12 @@ class Counterpart(nn.Module):
         """The module that a moving average follows."""
         return self
 
-    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
         """Return what each member is told, each tensor [M, B, width], and named values for the records."""
         raise NotImplementedError
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> Values:
         """Train on the same fields, and return named values for the records."""
         raise NotImplementedError
@@ -79,31 +79,23 @@ class Counterpart(nn.Module):
 class Adversary(Counterpart):
     """Answers gradients of the means."""
 
-    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
-        gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, where)
+    def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
+        gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, key)
         return Answers({"mean": gradients_MBD}), values
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> Values:
-        return self.learn(optimizer, Features.of(read), targets.labels_B, now, where)
+        return self.learn(optimizer, Features.of(read), targets.labels_B, now, key)
 
     def redundancy_gradients(
-        self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> tuple[Tensor, Values]:
-        """d(loss)/d(means) [M, B, D] with its weight applied, and named values for the records.
-
-        where: (epoch, step in the epoch), the key of all random draws.
-        """
+        """d(loss)/d(means) [M, B, D] with its weight applied, and named values for the records."""
         raise NotImplementedError
 
     def learn(
-        self,
-        optimizer: torch.optim.Optimizer,
-        features: Features,
-        labels_B: Tensor,
-        now: Moment,
-        where: tuple[int, int],
+        self, optimizer: torch.optim.Optimizer, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> Values:
         """Train on the same features, and return named values for the records."""
         raise NotImplementedError

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import StepKey
 from dicedist.algorithm.blockwise import SLOPE, blockwise_gradients
 from dicedist.algorithm.counterpart import Adversary, Features
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
 from dicedist.algorithm.randomness import generator
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
 
 EMBEDDING, HIDDEN, LAST = 64, 256, 100
@@ -148,10 +149,10 @@ class Discriminator(Adversary):
         return self.network
 
     def redundancy_gradients(
-        self, features: Features, labels_B: Tensor, now: Moment, where: tuple[int, int]
+        self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """d(redundancy loss)/d(means) [M, B, D]; the scales get no gradient (docs/choices.md, 9)."""
-        draws = generator(labels_B.device, self.seed, "redundancy", *where)
+        draws = generator(labels_B.device, self.seed, "redundancy", *key)
         labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
         pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
@@ -168,7 +169,7 @@ class Discriminator(Adversary):
         own = self.division.own(num_pairs)
         return (own.stop - own.start) / num_pairs
 
-    def weight(self, now: Moment) -> float:
+    def weight(self, now: ScheduleValues) -> float:
         """The weight of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
         return self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
 
@@ -178,7 +179,7 @@ class Discriminator(Adversary):
         scales_MBD: Tensor,
         labels_B: Tensor,
         pairs_P2: Tensor,
-        now: Moment,
+        now: ScheduleValues,
         draws: torch.Generator,
     ) -> dict[str, Tensor]:
         """The chosen terms of the Donsker-Varadhan estimate, averaged over own pairs (docs/choices.md, 2 and 7)."""
@@ -202,17 +203,12 @@ class Discriminator(Adversary):
         return self.config.tau * torch.tanh(logits / self.config.tau)
 
     def learn(
-        self,
-        optimizer: torch.optim.Optimizer,
-        features: Features,
-        labels_B: Tensor,
-        now: Moment,
-        where: tuple[int, int],
+        self, optimizer: torch.optim.Optimizer, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> dict[str, Tensor]:
         """Step 3: num_steps steps of w, each on new samples and partners; then the batch is written to the memory."""
         labels_B = self.classes(labels_B)
         for step in range(self.config.num_steps):
-            draws = generator(labels_B.device, self.seed, "discriminator", *where, step)
+            draws = generator(labels_B.device, self.seed, "discriminator", *key, step)
             pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
             compared = self.compare(
                 features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
@@ -264,7 +260,7 @@ class Discriminator(Adversary):
         labels_B: Tensor,
         pairs_P2: Tensor,
         negatives: int,
-        now: Moment,
+        now: ScheduleValues,
         draws: torch.Generator,
     ) -> Comparison:
         """Draw samples of z and partners for product pairs, and apply the first layer once to each of them."""
@@ -285,7 +281,7 @@ class Discriminator(Adversary):
         return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, found_B, fraction)
 
     def sample(
-        self, means: Tensor, scales: Tensor, num_samples: int | None, now: Moment, draws: torch.Generator
+        self, means: Tensor, scales: Tensor, num_samples: int | None, now: ScheduleValues, draws: torch.Generator
     ) -> Tensor:
         """z of [M, ..., D]; with num_samples, [M, S, ..., D]. Over time the scale goes from 1 to the predicted one."""
         if num_samples is not None:

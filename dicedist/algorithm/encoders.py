@@ -73,23 +73,23 @@ class Encoders:
     def encode_rows(
         self, batch: Batch, images: Views, noise: Mapping[int, Tensor | None], rows: slice
     ) -> dict[int, Encoding]:
-        where = (*batch.where, (batch.rows.start or 0) + rows.start)
+        key = (*batch.key, (batch.rows.start or 0) + rows.start)
         images = images.map(lambda view: view[rows])
         for probe in self.probes:
             images = probe.on_images(images)
         inputs = images
         if self.hosted.trunk is not None:
-            inputs = self.through_trunk(self.hosted.trunk, images, where)
+            inputs = self.through_trunk(self.hosted.trunk, images, key)
             for probe in self.probes:
                 inputs = probe.on_branches(inputs)
         drawn = {member: None if noise_BD is None else noise_BD[rows] for member, noise_BD in noise.items()}
-        encodings = self.through_members(inputs, drawn, where)
+        encodings = self.through_members(inputs, drawn, key)
         for probe in self.probes:
             probe.on_encodings(encodings, images)
         return encodings
 
     def through_members(
-        self, inputs: Views, noise: Mapping[int, Tensor | None], where: tuple[int, ...]
+        self, inputs: Views, noise: Mapping[int, Tensor | None], key: tuple[int, ...]
     ) -> dict[int, Encoding]:
         """Run as one network, or one after another. Dropout is drawn by key, from where the rows begin."""
         if self.together is not None:
@@ -97,7 +97,7 @@ class Encoders:
             return dict(zip(noise, encodings, strict=True))
         encodings = {}
         for member, noise_BD in noise.items():
-            with drawing(self.exchange.device, self.seed, "layers", *where, member):
+            with drawing(self.exchange.device, self.seed, "layers", *key, member):
                 encodings[member] = self.run(self.modules[member], inputs[member], noise_BD)
         return encodings
 
@@ -123,11 +123,11 @@ class Encoders:
         if self.hosted.member(member).bottleneck is None:
             return None
         device, width = self.exchange.device, self.hosted.member(member).encoder.feature_dim
-        draws = generator(device, self.seed, "z", *batch.where, member)
+        draws = generator(device, self.seed, "z", *batch.key, member)
         return torch.randn(batch.size, width, generator=draws, device=device)[batch.rows]
 
-    def through_trunk(self, trunk: Part, images: Views, where: tuple[int, ...]) -> Views:
-        with drawing(self.exchange.device, self.seed, "layers of the trunk", *where):
+    def through_trunk(self, trunk: Part, images: Views, key: tuple[int, ...]) -> Views:
+        with drawing(self.exchange.device, self.seed, "layers of the trunk", *key):
             if self.images_per_branch:
                 return self.branch_by_branch(trunk.module, images)
             return images.map(lambda view: self.run(trunk.module, view))

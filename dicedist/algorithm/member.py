@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, mean_BD: Tensor) -> tuple[Tensor, Tensor]:
         """The scale, and what softplus made it of, in float32 at least."""
-        raw_BD = full(self.scale(mean_BD))
+        raw_BD = to_float32(self.scale(mean_BD))
         return F.softplus(raw_BD), raw_BD
 
 
@@ -94,13 +94,13 @@ class Member(nn.Module):
         keeps: outputs of the network for probes, "trunk" or "map", as far as the network has them.
         """
         outputs = self.encoder.outputs(inputs)
-        mean_BD = full(outputs.features_BD)
+        mean_BD = to_float32(outputs.features_BD)
         scale_BD, raw_scale_BD, z_BD = None, None, mean_BD
         if self.bottleneck is not None:
             assert noise_BD is not None
             scale_BD, raw_scale_BD = self.bottleneck(mean_BD)
             z_BD = mean_BD + scale_BD * noise_BD
-        logits_BK = full(self.classifier(z_BD))
+        logits_BK = to_float32(self.classifier(z_BD))
         kept = {"trunk": outputs.trunk_BCHW, "map": outputs.map_BCHW}
         probed = {name: value for name in keeps if (value := kept[name]) is not None}
         return Encoding(mean_BD, scale_BD, z_BD, logits_BK, raw_scale_BD, probed)
@@ -117,6 +117,6 @@ class Encode(nn.Module):
         return self.member.encode(inputs, noise_BD, self.keeps)
 
 
-def full(values: Tensor) -> Tensor:
+def to_float32(values: Tensor) -> Tensor:
     """Autocast layers return half precision; values that are sampled, sent or compared are float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -30,7 +30,7 @@ class Traffic:
     """Who must see which fields of whom, independent of the ranks that host them."""
 
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
-    heard: Mapping[tuple[int, int], tuple[str, ...]]  # (listener, speaker) -> the speaker's fields that it must see
+    received: Mapping[tuple[int, int], tuple[str, ...]]  # (receiver, sender) -> the sender's fields that it must see
     features: tuple[str, ...]  # the fields that the counterpart (the discriminator, a fusion) reads
     compared: Sequence[int]  # the members whose fields it reads
     gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers each of them

@@ -17,7 +17,7 @@ from dicedist.algorithm.messages import Fields, Values
 from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.precision import Precision
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.spans import span
 from dicedist.config import names
 
@@ -56,16 +56,16 @@ class Part:
         for norm in frozen_norms(self.module):
             norm.eval()
 
-    def before_backward(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+    def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
         """Prepare for the backward pass; fields: of all members, this member's own with their graph."""
         return {}
 
-    def update(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+    def update(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
         """Take the optimizer steps, then move the average."""
         self.step(now, scaler)
         self.follow()
 
-    def step(self, now: Moment, scaler: torch.amp.GradScaler) -> None:
+    def step(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
         """Take one optimizer step with the gradients at hand, which are unscaled already."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
@@ -73,7 +73,7 @@ class Part:
         scaler.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def after_update(self, fields: Mapping[int, Fields], now: Moment) -> Values:
+    def after_update(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
         """Do what follows the update of all parts on this rank."""
         return {}
 
@@ -147,7 +147,7 @@ class Hosted:
         return module
 
     @span("optimiser")
-    def update(self, now: Moment) -> Values:
+    def update(self, now: ScheduleValues) -> Values:
         """Take one optimizer step of every part that the members' losses train, and return their gradient norms.
 
         A part whose gradients overflow in fp16 skips its own step alone, and the loss scale falls for all parts of

@@ -15,7 +15,7 @@ LOW, LOWEST = 1 / 25, 1e-4 / 25  # the factors at which a one-cycle begins and e
 
 
 @dataclass(frozen=True)
-class Moment:
+class ScheduleValues:
     """The values of every schedule at one step."""
 
     learning_rate: float
@@ -57,15 +57,15 @@ class Schedules:
         log_beta = config.bottleneck.log_beta
         return cls(config.schedules, config.optimizer, log_beta, config.epochs, rate, steps_per_epoch)
 
-    def at_step(self, epoch: int, step: int) -> Moment:
+    def at_step(self, epoch: int, step: int) -> ScheduleValues:
         """Return the values at a step of an epoch; a fraction of an epoch counts."""
         return self.at(epoch + step / self.steps_per_epoch)
 
-    def at(self, epoch: float) -> Moment:
+    def at(self, epoch: float) -> ScheduleValues:
         rate = self.learning_rate(epoch)
         epoch = epoch * self.pace
         start, end = self.config.covariance
-        return Moment(
+        return ScheduleValues(
             learning_rate=rate,
             log_beta=piecewise_linear(self.log_beta, epoch),
             ramp_up=ramp_up(epoch, self.config.ramp_up),

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dicedist.algorithm.batch import Batch
+from dicedist.algorithm.batch import Batch, StepKey
 from dicedist.algorithm.counterpart import Read
 from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.member import Encoding
 from dicedist.algorithm.messages import Answers, Carrier, Fields, Gathered, Values
 from dicedist.algorithm.objectives import Method, View
 from dicedist.algorithm.parts import Hosted
-from dicedist.algorithm.schedules import Moment, Schedules
+from dicedist.algorithm.schedules import Schedules, ScheduleValues
 from dicedist.algorithm.spans import span
 from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.targets import Loss, Targets
@@ -67,16 +67,16 @@ class Step:
 
         On w's own rank there are no encodings, elsewhere nothing is read for w and w does not answer.
         """
-        now = self.schedules.at_step(*batch.where)
+        now = self.schedules.at_step(*batch.key)
         batch, targets = self.loss.prepare(batch)
         views = self.views(self.encoders.encode(batch), targets)
         fields = {view.index: self.method.fields(view) for view in views}
         gathered = self.exchange.gather(fields, batch.size, self.mark(batch))
         read = self.read(gathered)
-        answers, values = self.answer(read, targets, now, batch.where)
+        answers, values = self.answer(read, targets, now, batch.key)
         self.receive(views, fields, gathered, self.exchange.scatter(answers, batch.size))
         with self.side.running():
-            values |= self.learn(read, targets, now, batch.where)
+            values |= self.learn(read, targets, now, batch.key)
         values |= self.descend(views, len(batch.labels_B) / batch.size, now)
         self.side.join()
         return Outcome(values, gathered.out_of_step_M)
@@ -111,7 +111,7 @@ class Step:
 
     @span("redundancy")
     def answer(
-        self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]
+        self, read: Read | None, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> tuple[Answers | None, Values]:
         """Compute the answers of w with its weights from the previous step; nothing where w is not hosted."""
         # w, its optimizer (in the part `discriminator`) and what it reads are all here or all elsewhere: one question
@@ -119,20 +119,20 @@ class Step:
         if self.hosted.w is None or read is None:
             return None, {}
         with self.hosted.precision.for_discriminator():
-            return self.hosted.w.answers(read, targets, now, where)
+            return self.hosted.w.answers(read, targets, now, key)
 
     @span("learn")
-    def learn(self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]) -> Values:
+    def learn(self, read: Read | None, targets: Targets, now: ScheduleValues, key: StepKey) -> Values:
         """Train w on the same fields; nothing where w is not hosted."""
         if self.hosted.w is None or self.hosted.discriminator is None or read is None:
             return {}
         with self.hosted.precision.for_discriminator():
-            values = self.hosted.w.study(self.hosted.discriminator.optimizer, read, targets, now, where)
+            values = self.hosted.w.study(self.hosted.discriminator.optimizer, read, targets, now, key)
         self.hosted.discriminator.follow()
         return values
 
     @span("backward")
-    def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
+    def descend(self, views: Sequence[View], fraction: float, now: ScheduleValues) -> Values:
         """Run backward from every member's (loss, mean) with (1, w's gradient), then update all parts but w.
 
         fraction: of the batch, that this rank sees. A member's gradient is the mean over its replicas, so

@@ -44,7 +44,7 @@ class Loss:
 
         A rank without images has no use for mixed targets: w reads labels only.
         """
-        labels_B, mixing = batch.labels_B, draw(self.mixup, self.cutmix, self.seed, *batch.where)
+        labels_B, mixing = batch.labels_B, draw(self.mixup, self.cutmix, self.seed, *batch.key)
         if mixing is None or not batch.images:
             return batch, Targets(labels_B, None, 1.0, self.label_smoothing, self.weights_K)
         others_B, own = labels_B[partners(len(labels_B), labels_B.device)], mixing.own_share(batch.images[0])

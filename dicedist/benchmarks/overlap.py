@@ -16,7 +16,7 @@ from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.member import Encoding
 from dicedist.algorithm.messages import Answers, Values
 from dicedist.algorithm.objectives import View
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Targets
 from dicedist.benchmarks.building import build_step
@@ -56,18 +56,18 @@ class EmulatedStep(Step):
     durations: Durations
 
     def answer(
-        self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]
+        self, read: Read | None, targets: Targets, now: ScheduleValues, where: tuple[int, int]
     ) -> tuple[Answers | None, Values]:
         if read is None:
             return None, {}
         time.sleep(self.durations.gradient)
         return Answers({"mean": torch.zeros_like(read["mean"])}), {}
 
-    def descend(self, views: Sequence[View], fraction: float, now: Moment) -> Values:
+    def descend(self, views: Sequence[View], fraction: float, now: ScheduleValues) -> Values:
         time.sleep(self.durations.backward * len(views))
         return {}
 
-    def learn(self, read: Read | None, targets: Targets, now: Moment, where: tuple[int, int]) -> Values:
+    def learn(self, read: Read | None, targets: Targets, now: ScheduleValues, where: tuple[int, int]) -> Values:
         if read is not None and self.hosted.w is not None:
             for _ in range(NUM_STEPS):
                 time.sleep(self.durations.learn / NUM_STEPS)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dicedist.algorithm.conditional_redundancy import ConditionalRedundancy, WithGradient
-from dicedist.algorithm.member import full
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.messages import Answers, Traffic
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import place
@@ -72,7 +72,7 @@ class DistributedRedundancy(nn.Module):
         numbers, widths = range(num_members), [feature_dim] * num_members
         traffic = Traffic(
             widths={"mean": widths, "scale": widths},
-            heard={(one, other): () for one in numbers for other in numbers},
+            received={(one, other): () for one in numbers for other in numbers},
             features=("mean", "scale") if scales else ("mean",),
             compared=numbers,
         )
@@ -138,7 +138,7 @@ class DistributedRedundancy(nn.Module):
             if value is None or tuple(value.shape) != wanted:
                 shape = "missing" if value is None else list(value.shape)
                 raise ValueError(f"the {name}s of member {number} are {shape}: give {list(wanted)} on this rank")
-            sent[name] = full(value.detach())
+            sent[name] = to_float32(value.detach())
         return sent
 
 

@@ -13,7 +13,7 @@ A fusion in the place of w reads maps and logits, and answers its logits beside 
 Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
 host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
 and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the
-rows of the batch that it saw; w receives all rows, a listener's replica only those of its own inputs.
+rows of the batch that it saw; w receives all rows, a receiver's replica only those of its own inputs.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -301,9 +301,9 @@ def routes(placement: Placement, traffic: Traffic) -> Routes:
     for rank in range(placement.world_size):
         for member, hosts in enumerate(placement.hosts):
             reads = rank in placement.discriminators and member in traffic.compared
-            heard = [traffic.heard[listener, member] for listener in placement.members_on(rank)]
+            received = [traffic.received[receiver, member] for receiver in placement.members_on(rank)]
             for replica, host in enumerate(hosts):
-                same_rows = heard if replica == placement.replica_on(rank) else []
+                same_rows = received if replica == placement.replica_on(rank) else []
                 names = dict.fromkeys(n for fields in [traffic.features if reads else (), *same_rows] for n in fields)
                 if names and rank != host:
                     found[rank, member, replica] = tuple(names)

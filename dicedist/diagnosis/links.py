@@ -24,8 +24,8 @@ def run(arguments: Sequence[str]) -> None:
     """The messages of a step of DICE, with features whose values say who sent them."""
     members = max(2, world_size() - 1)
     placement = place(world_size(), members, needs_discriminator=True)
-    heard = {(one, other): () for one in range(members) for other in range(members)}
-    traffic = Traffic({"mean": [WIDTH] * members}, heard, ("mean",), range(members))
+    received = {(one, other): () for one in range(members) for other in range(members)}
+    traffic = Traffic({"mean": [WIDTH] * members}, received, ("mean",), range(members))
     with joined(TIMEOUT) as world:
         exchange = Exchange.between(placement, world.rank, world.device, traffic)
         mark = torch.zeros(1, dtype=torch.int64, device=world.device)

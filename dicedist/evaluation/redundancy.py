@@ -17,7 +17,7 @@ from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.randomness import generator, initialising
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.cluster.control import Control
 from dicedist.cluster.heartbeat import advance
 from dicedist.cluster.placement import Placement
@@ -32,7 +32,7 @@ BINS = 10
 READ_BY_W = 1000  # held-out inputs, at every validation
 DRAWS = 5  # of partners and noise, for one estimate
 # z is drawn with the predicted scale, as at the end of training.
-PREDICTED = Moment(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
+PREDICTED = ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
 # The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardised features.
 FRESH = RedundancyConfig(
     delta=0.0, delta_by_size=[], tau=10.0, num_samples=1, num_steps=1, negatives=4, max_pairs=None, memory=4, lr=1e-3,

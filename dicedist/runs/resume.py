@@ -63,7 +63,7 @@ def ensemble_size(config: Config) -> int | str:
     return found.plan.num_members if found else config.ensemble.size
 
 
-def begins(run: Run, config: Config) -> bool:
+def is_new_run(run: Run, config: Config) -> bool:
     """Tell if it is known already that there is nothing to continue from."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)
 

@@ -72,7 +72,7 @@ def prepare(config: Config) -> Job:
     check_members(config, method, plan, len(placement.member_ranks), len(placement.discriminators))
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     job = Job(config, method, plan, placement, normalised_as_published(source, config, plan))
-    if this_rank() == REPORTER and resume.begins(run, config):
+    if this_rank() == REPORTER and resume.is_new_run(run, config):
         job.pretrained.digests()  # weights that do not fit, or cannot be had
     return job
 

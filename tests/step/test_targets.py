@@ -87,7 +87,7 @@ def test_the_step_trains_on_mixtures(key):
     """Members see the mixture and both labels, in cross-entropy and divergence; w the label of the larger share."""
     config = configured(2, *PLAIN, *STRONG, f"loss.{key}=1")
     step, batch = build_step(config), batch_at(0)
-    mixing = draw(step.loss.mixup, step.loss.cutmix, step.loss.seed, *batch.where)
+    mixing = draw(step.loss.mixup, step.loss.cutmix, step.loss.seed, *batch.key)
     images = mixing.of_inputs(batch.images[0])
     told = []
     learn = step.hosted.w.learn

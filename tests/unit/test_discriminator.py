@@ -9,7 +9,7 @@ import torch
 
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator, PairClassifier
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
 from dicedist.evaluation.redundancy import PREDICTED, estimate, fit, fresh_estimates
 from tests.support.literal import literal_of
@@ -118,7 +118,7 @@ def discriminator(num_members=3, terms="lhs", scale="predicted"):
 def test_both_terms_are_the_sum_of_the_two_and_rhs_uses_partners_only():
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 4])
     features = Features(torch.randn(3, 8, 8), torch.rand(3, 8, 8))
-    now = Moment(0.1, 1.0, 1.0, 0.5)
+    now = ScheduleValues(0.1, 1.0, 1.0, 0.5)
     gradients = {}
     for terms in ("lhs", "rhs", "both"):
         w = discriminator(terms=terms)
@@ -222,7 +222,7 @@ def test_a_budget_of_pairs_is_unbiased_and_has_the_stated_variance():
     torch.manual_seed(0)
     config = replace(CONFIG, scale="none")
     features = Features(3 * torch.randn(4, 6, 8), torch.ones(4, 6, 8))
-    labels, now = torch.arange(6) % 3, Moment(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
+    labels, now = torch.arange(6) % 3, ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
     w = Discriminator(config, 4, 8, 3, True, seed=0)
     whole = w.redundancy_gradients(features, labels, now, (0, 0))[1]["redundancy"]
     pairs = [

@@ -12,11 +12,11 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import build as build_network
 from dicedist.algorithm.objectives import afd, dibs, ffl, gal, gpmr, kdcl
 from dicedist.algorithm.objectives.pcl import Fusion
-from dicedist.algorithm.schedules import Moment, Schedules
+from dicedist.algorithm.schedules import Schedules, ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config import compose_config
 
-ALL = Moment(learning_rate=0.1, log_beta=0.0, ramp_up=1.0, covariance=1.0)
+ALL = ScheduleValues(learning_rate=0.1, log_beta=0.0, ramp_up=1.0, covariance=1.0)
 
 
 def simplex(num_members):
@@ -199,8 +199,8 @@ def test_gradients_of_afd_stay_where_they_belong():
 
 def test_a_ring_hears_the_member_before():
     term = afd.Term(3.0, rates=[[0, 2e-5]], weight_decay=0.1, spares_norms=False, ramp_up=True)
-    heard = {(i, j) for i in range(3) for j in range(3) if term.hears(i, j, 3)}
-    assert heard == {(0, 2), (1, 0), (2, 1)}
+    received = {(i, j) for i in range(3) for j in range(3) if term.receives(i, j, 3)}
+    assert received == {(0, 2), (1, 0), (2, 1)}
     assert [term.companion(i, [Sizes(4, 3072, 5, (4, 8, 8))] * 3).peer for i in range(3)] == [2, 0, 1]
 
 

@@ -32,7 +32,7 @@ from dicedist.algorithm.member import Encoding, Member
 from dicedist.algorithm.messages import Answers, Fields, Sizes, Traffic, Values
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.probes import Probe
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config import names
 from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
@@ -86,7 +86,7 @@ class Objective:
     mixes: ClassVar[bool] = False  # defined for inputs that are mixed of two classes
     probes: ClassVar[tuple[type[Probe], ...]] = ()  # read more of a member than its features and logits
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         """Return named parts of the member's loss, each a scalar with its weight applied; none by default."""
         return {}
 
@@ -101,8 +101,8 @@ class Objective:
         """Return the member that learns from the others and can be used alone, if the term trains one."""
         return None
 
-    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        """Return the fields of the speaker that the listener must see."""
+    def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
+        """Return the fields of the sender that the receiver must see."""
         return self.sends
 
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
@@ -207,10 +207,10 @@ class Method:
         """The members whose features the discriminator compares: all but the student."""
         return range(num_members if self.student(num_members) is None else num_members - 1)
 
-    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        if listener == speaker:
+    def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
+        if receiver == sender:
             return ()
-        names = (name for term in self.terms for name in term.hears(listener, speaker, num_members))
+        names = (name for term in self.terms for name in term.receives(receiver, sender, num_members))
         return tuple(dict.fromkeys(names))
 
     def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
@@ -220,7 +220,7 @@ class Method:
         wanted = self.counterpart.reads(settings) if self.counterpart else ()
         return Traffic(
             widths=self.widths(sizes, num_classes),
-            heard={(one, other): self.hears(one, other, len(members)) for one in members for other in members},
+            received={(one, other): self.receives(one, other, len(members)) for one in members for other in members},
             features=tuple(name for name in wanted if sampled or name != "scale"),
             compared=self.compared(len(members)),
             gradients=self.counterpart.gradients if self.counterpart else (),
@@ -251,7 +251,7 @@ class Method:
             sent |= term.fields(view)
         return sent
 
-    def losses(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def losses(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
         for term in self.terms:
             parts |= term(view, now)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dicedist.algorithm.member import full
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
@@ -30,7 +30,7 @@ class OnMaps(Distillation):
             )
 
     def fields(self, view: View) -> Fields:
-        return {"map": full(view.own.probed["map"]).flatten(1)}
+        return {"map": to_float32(view.own.probed["map"]).flatten(1)}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {"map": [math.prod(shape) for shape in map_shapes(sizes)]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dicedist.algorithm.objectives import Objective, View
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Term(Objective):
@@ -25,7 +25,7 @@ class Term(Objective):
         self.alpha, self.beta = alpha, beta
         self.follows = ("ramp_up",) if ramp_up else ()
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         logits_MBK, weight = view.rows("logits"), now.ramp_up if self.follows else 1.0
         return {
             "entropy": -weight * self.alpha * entropy(logits_MBK).mean(),

@@ -23,7 +23,7 @@ from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
 from dicedist.algorithm.optimizers import RATE, set_rate
 from dicedist.algorithm.probes import refuse_settings
-from dicedist.algorithm.schedules import Knots, Moment, piecewise_constant
+from dicedist.algorithm.schedules import Knots, ScheduleValues, piecewise_constant
 from dicedist.config.schema import Config
 
 SLOPE = 0.2
@@ -52,7 +52,7 @@ class Judge(Companion):
     def lesson(self, fields: Mapping[int, Fields]) -> Tensor:
         return (1 - self(fields[self.member]["map"])).square().mean()
 
-    def study(self, optimizer: torch.optim.Optimizer, fields: Mapping[int, Fields], now: Moment) -> Tensor:
+    def study(self, optimizer: torch.optim.Optimizer, fields: Mapping[int, Fields], now: ScheduleValues) -> Tensor:
         real_B, fake_B = (self(fields[member]["map"].detach()) for member in (self.peer, self.member))
         loss = (1 - real_B).square().mean() + fake_B.square().mean()
         optimizer.zero_grad(set_to_none=True)
@@ -75,7 +75,7 @@ class Judge(Companion):
         ]
         return torch.optim.Adam([group for group in groups if group["params"]], fused=True)
 
-    def rate(self, now: Moment) -> float:
+    def rate(self, now: ScheduleValues) -> float:
         return piecewise_constant(self.rates, now.epoch)
 
 
@@ -109,14 +109,14 @@ class Term(OnMaps):
                 "network.per_member, or name networks of one family"
             )
 
-    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        return ("logits", "map") if speaker == before(listener, num_members) else ()
+    def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
+        return ("logits", "map") if sender == before(receiver, num_members) else ()
 
     def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion:
         shape, peer = map_shapes(sizes)[member], before(member, len(sizes))
         return Judge(member, peer, shape, self.rates, self.weight_decay, self.spares_norms)
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         teacher_BK = view.fields[before(view.index, view.num_members)]["logits"].detach()
         weight = now.ramp_up if self.follows else 1.0
         return {"distillation": weight * self.distil(view.own.logits_BK, teacher_BK)}

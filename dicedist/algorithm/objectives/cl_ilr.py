@@ -10,7 +10,7 @@ from dicedist.algorithm.batch import Views
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.probes import Probe
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class DividedTrunk(Probe):
@@ -27,7 +27,7 @@ class Term(Distillation):
     sends = ("logits",)
     probes = (DividedTrunk,)
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         others = [member for member in range(view.num_members) if member != view.index]
         teacher_BK = view.rows("logits", others).mean(0)
         return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, teacher_BK)}

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dicedist.algorithm.batch import StepKey
 from dicedist.algorithm.blockwise import SLOPE
 from dicedist.algorithm.counterpart import Counterpart, Read
 from dicedist.algorithm.discriminator import HIDDEN, LAST
@@ -31,7 +32,7 @@ from dicedist.algorithm.objectives import CounterpartTerm, View
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
 from dicedist.algorithm.pairs import within_budget
 from dicedist.algorithm.randomness import generator
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config.schema import Config, RedundancyConfig
 
@@ -50,7 +51,7 @@ class Term(CounterpartTerm):
     def prior_rows(self, num_classes: int) -> int | None:
         return 0  # the prior is N(0, 1)
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         own = view.own
         assert own.scale_BD is not None
         parts = {"cross_entropy": view.targets.cross_entropy(own.logits_BK)}
@@ -99,8 +100,8 @@ class Dibs(Counterpart):
         self.network = PairNetwork(feature_dim)
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
-    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
-        draws = generator(targets.labels_B.device, self.seed, "redundancy", *where)
+    def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
+        draws = generator(targets.labels_B.device, self.seed, "redundancy", *key)
         given = {name: read[name].detach().requires_grad_() for name in FEATURES}
         z_SMBD, again_SMBD = (self.sample(given["mean"], given["scale"], draws) for _ in range(2))
         terms = self.members_terms(z_SMBD, again_SMBD, draws)
@@ -121,10 +122,10 @@ class Dibs(Counterpart):
         return terms
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> dict[str, Tensor]:
         for step in range(self.config.num_steps):
-            draws = generator(targets.labels_B.device, self.seed, "discriminator", *where, step)
+            draws = generator(targets.labels_B.device, self.seed, "discriminator", *key, step)
             z_SMBD = self.sample(read["mean"], read["scale"], draws)
             loss = -self.gain(z_SMBD, draws)
             optimizer.zero_grad(set_to_none=True)

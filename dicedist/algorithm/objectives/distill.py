@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dicedist.algorithm.batch import Views
-from dicedist.algorithm.member import Encoding, full
+from dicedist.algorithm.member import Encoding, to_float32
 from dicedist.algorithm.objectives import Objective, View
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.probes import Probe
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import Config
 
 TARGETS = ("mean", "members")
@@ -55,7 +55,7 @@ class TeacherLogits(Probe):
     def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
         assert self.teacher is not None
         teacher = self.teacher
-        logits = images.map(lambda view: full(teacher(view)))
+        logits = images.map(lambda view: to_float32(teacher(view)))
         for member, own in encodings.items():
             own.probed["teacher"] = logits[member]
 
@@ -73,7 +73,7 @@ class Term(Objective):
             raise ValueError(f"method.terms.distill.target={target}: write one of {', '.join(TARGETS)}")
         self.temperature, self.labels, self.target = temperature, labels, target
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         log_p_BTK = (view.own.probed["teacher"] / self.temperature).log_softmax(-1)
         log_p_BK = log_p_BTK[:, view.index] if self.target == "members" else log_mean(log_p_BTK)
         log_q_BK = (view.own.logits_BK / self.temperature).log_softmax(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation, distil
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Term(Distillation):
@@ -19,7 +19,7 @@ class Term(Distillation):
         super().__init__(temperature=1.0)
         self.follows = ("ramp_up",) if ramp_up else ()
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         others = [member for member in range(view.num_members) if member != view.index]
         peers_PBK = view.rows("logits", others)
         weight = now.ramp_up if self.follows else 1.0

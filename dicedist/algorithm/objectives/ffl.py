@@ -16,15 +16,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from dicedist.algorithm.batch import StepKey
 from dicedist.algorithm.counterpart import Counterpart, Read
-from dicedist.algorithm.member import full
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.messages import Answers, Sizes, Values
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import CounterpartTerm, FusedHead, View
 from dicedist.algorithm.objectives._distillation import distil
 from dicedist.algorithm.objectives._maps import MapShape, OnMaps, map_shapes, unflattened
 from dicedist.algorithm.optimizers import build_optimizer, set_rate
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config.schema import Config, OptimizerConfig, RedundancyConfig
 
@@ -61,11 +62,11 @@ class FusedClassifier(Counterpart):
         super().__init__()
         self.network, self.temperature, self.settings = Fusion(shapes, num_classes), temperature, settings
 
-    def answers(self, read: Read, targets: Targets, now: Moment, where: tuple[int, int]) -> tuple[Answers, Values]:
+    def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
         """One backward pass gives the gradients of the maps, and those with which `study` steps."""
         self.network.zero_grad(set_to_none=True)
         maps_MBX = read["map"].detach().requires_grad_()
-        fused_BK = full(self.network(maps_MBX.unbind()))
+        fused_BK = to_float32(self.network(maps_MBX.unbind()))
         values = {
             "fusion/cross_entropy": targets.cross_entropy(fused_BK),
             "fusion/distillation": now.ramp_up * distil(fused_BK, read["logits"].mean(0), self.temperature),
@@ -78,7 +79,7 @@ class FusedClassifier(Counterpart):
         return answers, {name: value.detach() for name, value in values.items()}
 
     def study(
-        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: Moment, where: tuple[int, int]
+        self, optimizer: torch.optim.Optimizer, read: Read, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> Values:
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
@@ -127,5 +128,5 @@ class Term(OnMaps, CounterpartTerm):
     def fused_head(cls) -> FusedHead:
         return FusedHead("map", cls.part, "network", lambda sizes: Fusion(map_shapes(sizes), sizes[0].classes))
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         return {"distillation": now.ramp_up * self.distil(view.own.logits_BK, view.answers.outputs["fused"])}

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._pixel_gradients import OnPixelGradients, pairwise_cosines
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Term(OnPixelGradients):
     def __init__(self, weight: float):
         self.weight = weight
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         return {"alignment": view.num_members * self.weight * alignment(view.rows("pixel_gradient")).mean()}
 
 

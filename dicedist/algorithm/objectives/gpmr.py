@@ -14,14 +14,14 @@ from torch import Tensor
 
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._pixel_gradients import TINY, OnPixelGradients, pairwise_cosines
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Term(OnPixelGradients):
     def __init__(self, phase: float, magnitude: float):
         self.phase, self.magnitude = phase, magnitude
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         gradients_MBX = view.rows("pixel_gradient")
         return {
             "phase": self.phase * phase(gradients_MBX).mean(),

@@ -21,7 +21,7 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View, WeighingTerm
 from dicedist.algorithm.objectives._distillation import Distillation
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import Config
 
 TEACHERS = ("naive", "minlogit", "general")
@@ -60,7 +60,7 @@ class Term(Distillation, WeighingTerm):
     def shared(self, networks: Sequence[Network], num_classes: int) -> dict[str, nn.Module]:
         return {"weights": Weights(len(networks))} if self.teacher == "general" else {}
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         logits_MBK = view.rows("logits").detach()
         if self.teacher == "naive":
             teacher_BK = naive(logits_MBK, view.labels_B)

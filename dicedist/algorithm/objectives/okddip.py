@@ -18,7 +18,7 @@ from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import Config
 
 REDUCTION = 8
@@ -49,8 +49,8 @@ class Term(Distillation):
         feature_dim = networks[0].feature_dim
         return {name: nn.Linear(feature_dim, reduced(feature_dim), bias=False) for name in ("query", "key")}
 
-    def hears(self, listener: int, speaker: int, num_members: int) -> tuple[str, ...]:
-        both_peers = {listener, speaker} <= set(self.peers(num_members))
+    def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
+        both_peers = {receiver, sender} <= set(self.peers(num_members))
         return ("logits", "query", "key") if both_peers else ("logits",)
 
     def fields(self, view: View) -> Fields:
@@ -62,7 +62,7 @@ class Term(Distillation):
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {name: [reduced(size.features) for size in sizes] for name in ("query", "key")}
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         peers = self.peers(view.num_members)
         peers_ABK = view.rows("logits", peers)
         losses = []

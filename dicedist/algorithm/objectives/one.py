@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.algorithm.member import full
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.probes import TrunkOutput
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import Config
 
 
@@ -60,12 +60,12 @@ class Term(Distillation):
         trunk = view.own.probed["trunk"]
         assert view.shared is not None
         pooled_BC = trunk if trunk.dim() == 2 else trunk.mean((2, 3))
-        return {"gate": view.shared["gate"](full(pooled_BC), view.index)}
+        return {"gate": view.shared["gate"](to_float32(pooled_BC), view.index)}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {"gate": [1] * len(sizes)}
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         ensemble_BK = gated(view.rows("gate"), view.rows("logits"))
         return {
             "ensemble_cross_entropy": view.targets.cross_entropy(ensemble_BK),

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dicedist.algorithm.batch import Views
-from dicedist.algorithm.member import Encoding, full
+from dicedist.algorithm.member import Encoding, to_float32
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.networks.batch_norm import statistics_untouched
 from dicedist.algorithm.objectives import FusedHead, View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.probes import Probe
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import Config
 
 
@@ -61,7 +61,7 @@ class AveragedLogits(Probe):
                 stack.enter_context(statistics_untouched(part.module.train()))
             inputs = images if averaged.trunk is None else images.map(averaged.trunk.module)
             for member, own in encodings.items():
-                own.probed["averaged"] = full(averaged.member(member)(inputs[member]))
+                own.probed["averaged"] = to_float32(averaged.member(member)(inputs[member]))
 
 
 class Term(Distillation):
@@ -88,7 +88,7 @@ class Term(Distillation):
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
         return {name: [size.classes for size in sizes] for name in ("share", "averaged")}
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         fused_BK = view.rows("share").sum(0)
         others = [member for member in range(view.num_members) if member != view.index]
         peers_PBK = view.rows("averaged", others)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dicedist.algorithm.objectives import Objective, View
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 TINY = -80.0  # below which softplus(x) is exp(x) to the last bit, and leaves the normal floats
 
@@ -20,7 +20,7 @@ class Term(Objective):
     def prior_rows(self, num_classes: int) -> int | None:
         return num_classes
 
-    def __call__(self, view: View, now: Moment) -> dict[str, Tensor]:
+    def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         bottleneck, own = view.member.bottleneck, view.own
         assert bottleneck is not None and own.scale_BD is not None
         prior_KD, mean_BD, scale_BD, raw_BD = bottleneck.prior_KD, own.mean_BD, own.scale_BD, own.raw_scale_BD
@@ -35,7 +35,7 @@ class Term(Objective):
     def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
         return prior_KD[labels_B]
 
-    def weight(self, now: Moment) -> float:
+    def weight(self, now: ScheduleValues) -> float:
         return now.compression_ceb
 
 

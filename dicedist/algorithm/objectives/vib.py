@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from dicedist.algorithm.objectives import vceb
-from dicedist.algorithm.schedules import Moment
+from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Term(vceb.Term):
@@ -13,5 +13,5 @@ class Term(vceb.Term):
     def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
         return prior_KD
 
-    def weight(self, now: Moment) -> float:
+    def weight(self, now: ScheduleValues) -> float:
         return now.compression_ib
