@@ -90,7 +90,7 @@ def check_trajectory(config: Config) -> None:
     kind, name = trajectories.build(config.trajectory), config.trajectory["kind"]
     if kind is None:
         return
-    if [*config.method.terms] != ["cross_entropy"]:
+    if [*config.method.terms] != ["cross_entropy"] or config.method.targets:
         raise ValueError(f"trajectory.kind={name} follows cross-entropy alone: write method={name}")
     for given, instead in (
         (config.structure != "net", "structure=net"),

@@ -217,6 +217,8 @@ def check_data(data: DataConfig) -> None:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):
         raise ValueError(f"data={data.name}: write data=own data._target_=my.module.Dataset, or neither")
+    if data.split == "given" and data.name != "own":
+        raise ValueError(f"data.split=given: only data=own has a validation set of its own, {data.name} does not")
     if OWN_IMAGES.get(data.name) and not data.root:
         raise ValueError(f"data={data.name}: write data.root={OWN_IMAGES[data.name]}")
 

@@ -68,7 +68,8 @@ class DataConfig(Frozen):
     download: bool = key("when the files are not there", scope=Scope.NODE)
     pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
     split: str = key(
-        "holdout: val_fraction of the training images is kept for validation | full", choices=("holdout", "full")
+        "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
+        choices=("holdout", "full", "given"),
     )
     val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
     split_seed: int = key("which images are held out", at_least=0)
@@ -141,6 +142,19 @@ class MethodConfig(Frozen):
     structures: list[str] = key("that the method can train")
     title: str = key("how tables and figures call it; empty: by its name", scope=Scope.START, default="")
     meaning: str = key("what it does, in a few words", scope=Scope.START, default="")
+    _target_: Any = key("a term of your own, added to the others: my.module.Term, or a list of these", default=None)
+    options: Any = key("keyword arguments of _target_: {weight: 0.5}, or a list of these", default=None)
+    trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE, default=False)
+
+    @property
+    def targets(self) -> list[str]:
+        """The import paths of the user's own terms."""
+        return self._target_ if isinstance(self._target_, list) else [self._target_] if self._target_ else []
+
+    @property
+    def label(self) -> str:
+        """The name of the method in tables and figures."""
+        return " + ".join([self.title or self.name, *(target.rpartition(".")[2] for target in self.targets)])
 
 
 @dataclass

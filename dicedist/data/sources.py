@@ -83,6 +83,9 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     about = prepared.about
     whole = whole_split(prepared, "train", None if labels_only else config)
     train_rows, val_rows = holdout(whole.labels_N, config)
+    val = part(whole, val_rows)
+    if config.split == "given":
+        val = whole_split(prepared, "val", None if labels_only else config)
     settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit)
     return Source(
         name=config.name,
@@ -91,7 +94,7 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         std=tuple(about["std"]),
         size=config.size,
         train=part(whole, train_rows),
-        val=part(whole, val_rows),
+        val=val,
         test=whole_split(prepared, "test", None if labels_only else config),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,

@@ -9,7 +9,7 @@ V values of a vector.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import NetworkConfig
+from dicedist.config.targets import standing_for
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
@@ -89,13 +90,22 @@ class Ensemble(nn.Module):
         average: str | None = None,
         images: str = "uint8",
         trusted: bool = False,
+        model: Callable[[], nn.Module] | None = None,
     ) -> "Ensemble":
         """The ensemble of a run (its last checkpoint), or of a file that `dicedist export` wrote as safetensors or pt2.
 
         members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
         "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
-        the code of a network class of one's own, which the run only names.
+        the code of a network class of one's own, which the run only names; model, the function that `fit` was given,
+        where it cannot be imported.
         """
+        with standing_for("network", model):
+            return Ensemble._load(source, members, average, images, trusted)
+
+    @staticmethod
+    def _load(
+        source: str | Path, members: Sequence[int] | str | None, average: str | None, images: str, trusted: bool
+    ) -> "Ensemble":
         path = Path(source)
         if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
             from dicedist.evaluation.loading import load_ensemble

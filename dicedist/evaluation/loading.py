@@ -128,7 +128,7 @@ def describe(
 
 def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
     """Describe the fused classifier, so that it can be built; None if the method has none."""
-    for name, term in zip(config.method.terms, method.terms, strict=True):
+    for name, term in zip(config.method.terms, method.terms, strict=False):  # the user's own terms follow them
         if term.fused_head() is not None:
             every = sizes(config, method, plan, num_classes)
             return {"term": name, "sizes": [asdict(size) for size in every]}

@@ -20,7 +20,7 @@ Legend: M members, B inputs, D features, K classes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config import names
 from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
+from dicedist.config.targets import resolve
 
 
 @dataclass
@@ -78,7 +79,15 @@ class FusedHead:
 
 
 class Objective:
-    """A term of a method. The attributes say what it needs from the rest of the system."""
+    """A term of a method. The attributes say what it needs from the rest of the system.
+
+    Examples:
+        >>> class Confident(Objective):
+        ...     def __call__(self, view, now):
+        ...         return {"entropy": -0.1 * view.own.logits_BK.log_softmax(1).max(1).values.mean()}
+        >>> Confident().sends, Confident().min_members  # needs nothing of its peers
+        ((), 1)
+    """
 
     sends: ClassVar[tuple[str, ...]] = ()
     min_members: int = 1
@@ -159,9 +168,15 @@ class WeighingTerm(Objective):
 class Method:
     """The terms of a method and their combined needs."""
 
-    def __init__(self, config: MethodConfig):
+    def __init__(self, config: MethodConfig, own_terms: Sequence[Objective] = ()):
+        """own_terms: the user's own, which only training needs: readers of a trained run never import them."""
         self.name = config.name
-        self.terms = [build(name, options) for name, options in config.terms.items()]
+        self.terms = [*(build(name, options) for name, options in config.terms.items()), *own_terms]
+
+    @classmethod
+    def to_train(cls, config: MethodConfig) -> Self:
+        """Build the method with the user's own terms (method._target_)."""
+        return cls(config, build_own(config))
 
     @property
     def counterpart(self) -> CounterpartTerm | None:
@@ -284,6 +299,37 @@ def build(name: str, options: Mapping[str, Any]) -> Objective:
     term = construct(__name__, name, "Term", options, f"method.terms.{name}")
     assert isinstance(term, Objective)
     return term
+
+
+def build_own(config: MethodConfig) -> list[Objective]:
+    """Build the user's own terms. A ValueError if one changes what a trained ensemble is: its readers lack the term."""
+    options = config.options if isinstance(config.options, list) else [config.options or {}] * len(config.targets)
+    if len(options) != len(config.targets):
+        raise ValueError(
+            f"method.options has {len(options)} entries for {len(config.targets)} terms: write one for each"
+        )
+    terms: list[Objective] = []
+    for target, arguments in zip(config.targets, options, strict=True):
+        found = resolve("method", target, config.trusted)
+        try:
+            term = found if isinstance(found, Objective) else found(**arguments)
+        except TypeError as error:
+            raise ValueError(f"method._target_={target}, method.options={arguments}: {error}") from error
+        if not isinstance(term, Objective):
+            raise ValueError(f"method._target_={target} is no term: derive it from dicedist.Objective")
+        own = {name for kind in type(term).__mro__ if not issubclass(Objective, kind) for name in vars(kind)}
+        for name in ("prior_rows", "student", "fused_head"):
+            if name in own:
+                raise ValueError(
+                    f"method._target_={target} defines {name}, which prediction would need its code for: leave it out, "
+                    "and choose the bottleneck or the student by method="
+                )
+        if isinstance(term, CounterpartTerm) and term.conditional is not None:
+            raise ValueError(
+                f"method._target_={target}: set conditional = None, evaluation reads only its own estimators"
+            )
+        terms.append(term)
+    return terms
 
 
 def named(name: str) -> type[Objective]:
