@@ -220,6 +220,10 @@ class LossConfig(Frozen):
     mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
     cutmix: float = key("the same for boxes of images; with both, each batch is mixed in one of the two ways")
 
+    @property
+    def mixes(self) -> bool:
+        return bool(self.mixup or self.cutmix)
+
 
 @dataclass
 class OptimizerConfig(Frozen):
