@@ -152,7 +152,7 @@ class TeacherConfig(Frozen):
 
 @dataclass
 class EnsembleConfig(Frozen):
-    size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
+    size: int | str = key("members; auto: 4, or one for each rank where there are more")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
     batched: bool | str = key(
