@@ -78,7 +78,15 @@ class Trainer:
         self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
-            source.train, config.data, source, config.batch_size, config.seed, world.device, mine, *replicas
+            source.train,
+            config.data,
+            source,
+            config.batch_size,
+            config.seed,
+            world.device,
+            mine,
+            *replicas,
+            config.loss.mixes,
         )
         self.tracker = (
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()

@@ -66,7 +66,7 @@ def build_step(
         config.seed,
     )
     encoders = build_encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
-    loss = Loss.of(config.loss, config.seed, extent.class_counts, exchange.device)
+    loss = Loss.of(config.loss, config.seed, plan.input_shape, extent.class_counts, exchange.device)
     return Step(method, hosted, exchange, encoders, schedules, loss), paths
 
 

@@ -99,6 +99,8 @@ def check_trajectory(config: Config) -> None:
         (bool(config.compile), "compile=false"),
         (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
         (config.optimizer.ema is not None, "optimizer.ema=null"),
+        (kind.plain_sgd and config.optimizer.name != "sgd", "optimizer.name=sgd"),
+        (kind.plain_sgd and config.optimizer.momentum != 0, "optimizer.momentum=0"),
         (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
     ):
         if given:

@@ -166,7 +166,7 @@ class TeacherConfig(Frozen):
 
 @dataclass
 class EnsembleConfig(Frozen):
-    size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
+    size: int | str = key("members; auto: 4, or one for each rank where there are more")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
     batched: bool | str = key(
@@ -233,6 +233,10 @@ class LossConfig(Frozen):
     class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
     mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
     cutmix: float = key("the same for boxes of images; with both, each batch is mixed in one of the two ways")
+
+    @property
+    def mixes(self) -> bool:
+        return bool(self.mixup or self.cutmix)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dicedist.data.prepared import NewArray, home, prepare
 from dicedist.data.sets.folder import decode_sound, scan
 from dicedist.data.sources import Source, Split, part, some_of_each
 
-VERSION = 1  # increase it when an operator changes: corrupted images are kept
+VERSION = 2  # increase it when an operator changes: corrupted images are kept
 KINDS = {  # shift=KIND -> the operators of corruptions.py
     "corruptions": list(CORRUPTIONS),
     "corruptions_extra": list(EXTRA),

@@ -143,7 +143,7 @@ def test_help_lists_every_choice_and_key(capsys):
         assert text in shown
     for key, remark in (
         ("compile: false", "false | true: torch.compile | graphs"),
-        ("  size: auto", "members; auto: as many as the ranks hold"),
+        ("  size: auto", "members; auto: 4, or one for each rank"),
         ("  pipeline: auto", "auto: DALI where it can be imported"),
         ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
         ("  per_member: null", "names, one for each member"),

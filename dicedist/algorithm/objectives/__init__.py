@@ -287,7 +287,7 @@ class Method:
             raise ValueError(
                 f"method={self.name} needs at least {least} members, got {len(networks)}: write ensemble.size={least}"
             )
-        if config.loss.mixup or config.loss.cutmix:
+        if config.loss.mixes:
             self.refuse_mixed()
         for probe in self.probes:
             probe.check(config)
