@@ -25,7 +25,7 @@ REST = "the rest"
 # They give memory, describe it, or concern the host alone.
 NOTHING = {
     "alias", "as_strided_", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty",
-    "new_empty_strided", "promote_types", "scalar_tensor", "_local_scalar_dense", "_record_function_enter_new",
+    "new_empty_strided", "promote_types", "_local_scalar_dense", "_record_function_enter_new",
     "_record_function_exit", "_unsafe_view",
 }  # fmt: skip
 
