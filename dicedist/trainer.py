@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dicedist.algorithm.build import build_step
 from dicedist.algorithm.footprint import footprint
-from dicedist.cluster import signals
+from dicedist.cluster import heartbeat, signals
 from dicedist.cluster.assembly import connect, host
 from dicedist.cluster.devices import refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
@@ -45,6 +45,7 @@ def train(config: Config) -> None:
     """Every rank calls. Refusals come before ranks wait for each other."""
     tune_malloc()
     job = prepare(config)
+    heartbeat.starts(True)
     with joined(config.distributed.timeout, job.placement.parts) as world:
         with contextlib.ExitStack() as held:
             uploads = NoUploads()
@@ -182,6 +183,7 @@ class Trainer:
         with signals.deferred():
             while not self.stopping and (self.validation_due or self.done < self.total_steps):
                 self.validate() if self.validation_due else self.train_epoch()
+            heartbeat.starts(False)
             for listener in self.listeners:
                 listener.finish(self.stopping)
             safe = self.recorder.save_now(self.done)
@@ -201,6 +203,7 @@ class Trainer:
             for listener in self.listeners:
                 listener.before_step(self.done)
             outcome = self.step(batch)
+            heartbeat.starts(False)
             self.done += 1
             for listener in self.listeners:
                 listener.after_step(self.done, outcome)

@@ -141,6 +141,7 @@ class Discriminator(Adversary):
         self.delta = config.delta_for(num_members)
         self.network = PairClassifier(num_members, feature_dim, self.num_classes)
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
+        self.in_blocks = True  # on a CPU, where a block stays in the cache
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
     @property
@@ -231,7 +232,7 @@ class Discriminator(Adversary):
 
     def differentiate(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of equation 3, and w's logits; accumulates the gradients of w."""
-        if compared.stays_YBH.device.type == "cpu":
+        if self.in_blocks and compared.stays_YBH.device.type == "cpu":
             of_class, second, third, plan = compared.of_class, self.network.second, self.network.third, compared.plan
             inputs = (
                 compared.stays_YBH, compared.moves_ZBH, of_class.second_BH, second.weight, third.weight, third.bias,

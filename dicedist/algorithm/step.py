@@ -22,6 +22,7 @@ Legend: M members, B inputs, D features, K classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class Step:
         self.method, self.hosted, self.exchange = method, hosted, exchange
         self.encoders, self.schedules, self.loss = encoders, schedules, loss
         self.device = exchange.device
+        self.one = torch.ones((), device=self.device)  # the gradient of a loss with respect to itself
         self.side = SideStream(self.device, overlaps=hosted.w is not None and bool(hosted.members))
 
     def __call__(self, batch: Batch) -> Outcome:
@@ -141,18 +143,19 @@ class Step:
         """
         values: Values = {}
         heads: list[Tensor] = []
-        initial_gradients: list[Tensor | None] = []
+        initial_gradients: list[Tensor] = []
         scale, replicas = self.hosted.precision.scaler.scale, self.exchange.replicas
         for view in views:
             losses = self.method.losses(view, now)
-            loss = torch.stack(list(losses.values())).sum()
-            heads.append(scale(replicas * fraction * loss))
-            initial_gradients.append(None)
+            loss = reduce(torch.add, losses.values())
+            heads.append(scale(times(replicas * fraction, loss)))
+            initial_gradients.append(self.one)
             for name, gradient in view.answers.gradients.items():
                 heads.append(view.fields[view.index][name])
-                initial_gradients.append(scale(replicas * gradient))
+                initial_gradients.append(scale(times(replicas, gradient)))
             right_B = view.own.logits_BK.argmax(1) == view.labels_B
-            values |= view.named({"loss": loss.detach(), **losses, "accuracy": right_B.float().mean()})
+            accuracy = right_B.mean(dtype=torch.float32)
+            values |= view.named({"loss": loss.detach(), **losses, "accuracy": accuracy})
         if not views:
             return values
         parts = [(view, self.hosted.members[view.index]) for view in views]
@@ -165,3 +168,8 @@ class Step:
         for view, part in parts:
             values |= view.named(part.after_update(view.fields, now))
         return values
+
+
+def times(factor: float, value: Tensor) -> Tensor:
+    """Multiply, unless that would only launch a kernel."""
+    return value if factor == 1 else factor * value
