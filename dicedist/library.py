@@ -26,8 +26,9 @@ from dicedist.config.targets import LOCAL, hand_over, name_of
 from dicedist.data.given import Given
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
+from dicedist.evaluation.logits import warn_of_probabilities
 from dicedist.evaluation.tables import show
-from dicedist.reporting.page import figures, write_report
+from dicedist.reporting.page import figures, write_own_report, write_report
 from dicedist.reporting.svg import Figure
 from dicedist.runs import run as folder
 from dicedist.runs.run import whole_records
@@ -68,9 +69,11 @@ class Run(folder.Run):
 
     def report(self, output: str | Path | None = None) -> Path:
         """Writes the page of what has been recorded so far, by default the run's report.html, and returns its path."""
-        path = Path(output) if output is not None else self.report_file
-        write_report([self], path)
-        return path
+        if output is None:
+            write_own_report(self)
+            return self.report_file
+        write_report([self], Path(output))
+        return Path(output)
 
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r})"
@@ -256,4 +259,5 @@ def score(
         raise ValueError(f"logits [M, N, K] and labels [N] must be numbers ({error})") from error
     if given[1].is_floating_point() or given[1].dtype == torch.bool:
         raise ValueError(f"labels are {given[1].dtype}: give whole numbers from 0")
+    warn_of_probabilities(given[0])
     return metrics.full_measures(given[0].float(), given[1].long(), average, folds)

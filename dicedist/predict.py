@@ -32,7 +32,7 @@ from pathlib import Path
 from dicedist.cluster.process import command, tune_malloc
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import PredictRequest
-from dicedist.console.lines import plural
+from dicedist.console.lines import note, plural
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 
@@ -57,6 +57,7 @@ def run(arguments: Sequence[str]) -> None:
     ensemble = load_ensemble(
         source, request.members, request.average, trusted=request.network.trusted, asked=asdict(request.calibration)
     )
+    note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
     tune_malloc()
     noun = "vector" if ensemble.about.images == VECTORS else "image"
     if noun == "vector":

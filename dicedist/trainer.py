@@ -24,9 +24,10 @@ from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
-from dicedist.reporting.page import write_report
+from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
 from dicedist.runs.lock import run_lock
+from dicedist.runs.results import origin
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
 from dicedist.tracking.trace import Trace
@@ -77,6 +78,8 @@ class Trainer:
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
         self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
+        if config.resuming.step == self.done:
+            self.uploads.go_back(self.done)
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
             source.train,
@@ -233,7 +236,7 @@ class Trainer:
         config, found = self.job.config, None
         if not config.evaluate.test:
             if self.world.reports:
-                write_report([self.run], self.run.report_file)
+                write_own_report(self.run)
             return
         if self.world.reports:
             path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
@@ -241,6 +244,7 @@ class Trainer:
         evaluator = self.share.evaluator_of_predictors(self.done, found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
-            if findings is not None:
-                self.tracker.say(show(findings.save(self.run)))
-                write_report([self.run], self.run.report_file)
+            if findings is not None and found is not None:
+                findings.result |= origin(config, found)
+                self.tracker.say(show(findings.save(self.run)[1]))
+                write_own_report(self.run)

@@ -49,7 +49,8 @@ class EnsembleRequest(Frozen):
 @dataclass
 class EvaluateRequest(EnsembleRequest):
     logits: str | None = key(
-        "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
+        "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], and for a "
+        "calibration val_logits and val_labels; or logits.safetensors"
     )
     folds: int | None = key(
         "random halves of the test set on which temperatures are fitted; null: as the run evaluates", above=0

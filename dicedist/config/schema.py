@@ -23,6 +23,7 @@ class Scope(enum.Enum):
 
     RESULT = "changes what is computed: the same at every start and on every node, and runs that differ in it compare"
     IDENTITY = "tells runs of one setting apart: the same at every start and on every node, pooled over by reports"
+    MEASURE = "changes what is measured after training: may change between two starts, a finished run is measured again"
     LENGTH = "how far the run goes: may change between two starts, and runs that differ in it compare"
     START = "may change between two starts, but not between nodes; changes no result"
     NODE = "may also differ between nodes; changes no result"
@@ -304,13 +305,14 @@ class ResumingConfig(Frozen):
 
 @dataclass
 class EvaluateConfig(Frozen):
-    average: str = key("logits | probabilities", choices=AVERAGES)
-    folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
+    average: str = key("logits | probabilities", choices=AVERAGES, scope=Scope.MEASURE)
+    folds: int = key("random halves of the test set on which temperatures are fitted", above=0, scope=Scope.MEASURE)
     every_epochs: int = key("validation", above=0)
     train_images: int = key("training images on which validation also reads diversity; 0: none", at_least=0)
     weights: str = key(
         "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
         choices=("auto", "last", "ema"),
+        scope=Scope.MEASURE,
     )
     test: bool = key("false leaves the test images unread after training, as a search does", default=True)
 
@@ -402,9 +404,9 @@ class Config(Frozen):
     checkpoint: CheckpointConfig = key("saving", scope=Scope.START)
     evaluate: EvaluateConfig = key("measures", scope=Scope.START)
     calibration: CalibrationConfig = key(
-        "temperature, label sets and abstention, chosen after training", scope=Scope.START
+        "temperature, label sets and abstention, chosen after training", scope=Scope.MEASURE
     )
-    ood: OodConfig = key("images of other things", scope=Scope.START)
+    ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
     profile: bool = key(

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from dicedist import metrics
@@ -20,8 +19,7 @@ from dicedist.config.schema import CalibrationConfig
 from dicedist.console.lines import warn
 from dicedist.evaluation.about import About
 from dicedist.metrics import conformal
-from dicedist.runs.files import load_tensors
-from dicedist.runs.run import Results
+from dicedist.runs.results import Results
 
 LOGITS, LABELS, SCORES = "calibration.logits", "calibration.labels", "calibration.ood_scores"  # in logits.safetensors
 
@@ -83,7 +81,7 @@ def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str
 
 
 def tested(
-    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor
+    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor | None
 ) -> dict[str, Any]:
     """Measure the choices on the test set, every measure at the calibrated temperature."""
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
@@ -104,7 +102,7 @@ def tested(
         found["set_coverage"] = hit_N.mean().item()
         found["set_coverage_worst_class"] = per_class_K.min().item()
         found["set_size"] = sets_NK.sum(1).double().mean().item()
-    if calibration.ood_threshold is not None:
+    if calibration.ood_threshold is not None and ood_scores_N is not None:
         found["ood_accepted"] = conformal.reaches(ood_scores_N, calibration.ood_threshold).double().mean().item()
     return found
 
@@ -133,23 +131,24 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
     return aims
 
 
-def of_run(results: Results, members: list[int], average: str, asked: Mapping[str, Any]) -> Calibration | None:
-    """The calibration of a run's evaluation, or for other members, averages or targets a new one on the kept logits.
+def of_results(
+    results: Results, result: Mapping[str, Any], members: list[int], average: str, asked: Mapping[str, Any]
+) -> Calibration | None:
+    """The calibration of an evaluation, or for other members, averages or targets a new one on the kept logits.
 
-    asked: keys of `calibration`, None where they are the run's. None if the run was not calibrated.
+    result: evaluation.json. asked: keys of `calibration`, None where they are the run's. None without a calibration.
     """
     try:
-        result = results.result() or {}
         whole = Calibration(**{entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
         evaluated = result["member_ids"]
         if (evaluated, result["average"]) == (members, average) and set(asked.values()) <= {None}:
             return whole
         rows = [evaluated.index(number) for number in members]
-        saved = load_tensors(results.logits_file)
+        saved = results.tensors(results.logits_file, result)
         logits_MNK, labels_N = saved[LOGITS][rows], saved[LABELS]
         if labels_N.shape != logits_MNK.shape[1:2] or not 0 <= labels_N.min() <= labels_N.max() < logits_MNK.shape[2]:
             raise ValueError(f"{results.logits_file} is damaged")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
     own = CalibrationConfig(**{entry.name: getattr(whole, entry.name) for entry in fields(CalibrationConfig)})
     scores_N = saved.get(SCORES) if members == evaluated else None

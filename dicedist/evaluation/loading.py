@@ -44,10 +44,10 @@ def load_ensemble(
     asked: targets of the calibration other than the run's.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(), run.config(), run.plan()
+    found, config, plan = run.checkpoint(tell), run.config(), run.plan()
     method, inputs = Method(config.method), inputs_and_classes(config, found)
     about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
-    about = replace(about, **calibrated(run, about, asked or {}, tell))
+    about = replace(about, **calibrated(run, found, about, asked or {}, tell))
     if about.fusion is not None:
         tell(
             f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
@@ -147,17 +147,32 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     return described(source)
 
 
-def calibrated(run: Run, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
-    """The fields of About for the run's calibration; nothing comes from the test set unless the run says so."""
-    found = calibration.of_run(run, about.members, about.average, asked)
-    if found is None:
+def calibrated(
+    run: Run, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """The fields of About for the calibration of this checkpoint; that of another one says nothing about its weights.
+
+    Nothing comes from the test set unless the run says so.
+    """
+    measured = run.results_of(found)
+    chosen = calibration.of_results(*measured, about.members, about.average, asked) if measured else None
+    if chosen is None:
         tell(
-            f"{run} holds no calibration of these members (no validation images, or evaluated by an earlier version): "
-            f"confidences are not calibrated (T = 1), nothing abstains; `dicedist evaluate run={run}` may bring it"
+            f"{why_not_calibrated(run, found, measured is not None)}: confidences are not calibrated (T = 1), nothing "
+            f"abstains; `dicedist evaluate run={run}` may bring it"
         )
-    elif found.source == "test":
+    elif chosen.source == "test":
         tell(f"{run} was calibrated on its test images (calibration.source=test)")
-    return {"temperature": found.temperature if found else 1.0, "calibration": asdict(found) if found else None}
+    return {"temperature": chosen.temperature if chosen else 1.0, "calibration": asdict(chosen) if chosen else None}
+
+
+def why_not_calibrated(run: Run, found: Checkpoint, measured: bool) -> str:
+    other = run.result()
+    if measured or other is None:
+        return f"{run} holds no calibration of these members (no validation images, or evaluated by an earlier version)"
+    if other.get("step", found.step) == found.step:
+        return f"{run} was evaluated with other weights than those of {found.path.name}"
+    return f"{run} was evaluated after step {other['step']}, and these weights are of step {found.step}"
 
 
 def member_weights(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dicedist.algorithm.parts import Part, followed
-from dicedist.runs.files import digest, dump_checked, load_checked, read_plain, save_tensors, sync
+from dicedist.runs.files import digest, digest_of, dump_checked, load_checked, read_plain, save_tensors, sync
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,6 +50,11 @@ class Checkpoint:
     def complete(self) -> bool:
         """Return whether the training that wrote it had no further step to do."""
         return self.step >= self.about.get("total_steps", self.step)
+
+    @property
+    def sha256(self) -> str:
+        """A digest of all parts, which names these weights; their records may differ."""
+        return digest_of({name: entry for name, entry in self.files.items() if name != f"{RECORDS}.safetensors"})
 
 
 def snapshot(part: Part) -> Tensors:
@@ -122,6 +127,13 @@ def discard(folder: Path) -> None:
     """Remove checkpoints that were begun and will not be completed."""
     for path in folder.glob(".step-*.partial"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints after a step, the newest first: what is left at any moment is a run of fewer steps."""
+    for path in reversed([path for path in saved(folder) if step_of(path) > step]):
+        shutil.rmtree(path)
+    sync(folder)
 
 
 def path_of(folder: Path, step: int) -> Path:

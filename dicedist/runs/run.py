@@ -13,6 +13,7 @@ runs/NAME/
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,56 +21,15 @@ from typing import Any, Self
 
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.config.plan import Plan
+from dicedist.console.lines import warn
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
-from dicedist.runs.files import read_json, read_plain, replace_json, replace_text
+from dicedist.runs.files import read_plain, replace_text
+from dicedist.runs.results import Results, origin
 
 CONFIG, PLAN = "config.yaml", "plan.json"
 LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
-
-
-class Results:
-    """A folder that an evaluation is written to: the folder of a run, or a separate one."""
-
-    def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
-
-    def __str__(self) -> str:
-        return str(self.directory)
-
-    @property
-    def result_file(self) -> Path:
-        return self.directory / "evaluation.json"
-
-    @property
-    def logits_file(self) -> Path:
-        return self.directory / "logits.safetensors"
-
-    @property
-    def gallery_file(self) -> Path:
-        return self.directory / "gallery.safetensors"
-
-    @property
-    def report_file(self) -> Path:
-        return self.directory / "report.html"
-
-    @property
-    def files(self) -> list[Path]:
-        """The one that says that there are results comes last."""
-        return [self.logits_file, self.gallery_file, self.report_file, self.result_file]
-
-    def result(self, step: int | None = None) -> dict[str, Any] | None:
-        """The results of the evaluation; None if they were not written, are damaged, or not of this step, if given."""
-        try:
-            found = read_json(self.result_file)
-        except (OSError, ValueError):
-            return None
-        return found if step in (None, found.get("step", step)) else None
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        replace_json(self.result_file, result)
 
 
 class Run(Results):
@@ -238,12 +198,27 @@ class Run(Results):
                 copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
-    def checkpoint(self) -> Checkpoint:
-        """The last intact checkpoint; if there is none, a ValueError says what is wrong."""
-        found = self.newest_checkpoint()
+    def checkpoint(self, tell: Callable[[str], None] = warn) -> Checkpoint:
+        """The last intact checkpoint; if there is none, a ValueError says what is wrong.
+
+        tell: receives a warning if it is not the newest.
+        """
+        reasons: list[str] = []
+        found = self.newest_checkpoint(reasons.append)
         if found is None:
-            raise ValueError(f"{self} has no intact checkpoint{checkpoint.what_is_wrong(self.checkpoints)}")
+            raise ValueError(f"{self} has no intact checkpoint{f': {reasons[0]}' if reasons else ''}")
+        if reasons:
+            tell(f"{reasons[0]}; {found.path.name} is used instead")
         return found
+
+    def results_of(self, found: Checkpoint) -> tuple[Results, dict[str, Any]] | None:
+        """The results of this checkpoint, of the weights that the config names, with their folder; None without any."""
+        wanted = {"step": found.step, **origin(self.config(), found)}
+        for results in (self, self.aside(found.step)):
+            result = results.result()
+            if result is not None and all(result.get(key, value) == value for key, value in wanted.items()):
+                return results, result
+        return None
 
     def ending(self) -> str:
         """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
@@ -261,14 +236,22 @@ class Run(Results):
         """The results of something else than the whole run: of some members, another average, an earlier step."""
         return Results(self.directory / "evaluations" / label)
 
+    def aside(self, step: int | str) -> Results:
+        return self.variation(f"step-{step}")
+
     def set_results_aside(self) -> None:
-        """The run goes on: what was found after fewer steps stays beside what will be found after more."""
+        """Move the results to a folder of their step: the run goes on, or is to be measured in another way.
+
+        evaluation.json goes last, so that a start after a crash moves the rest.
+        """
         found = self.result()
         if found is None:
             return
-        aside = self.variation(f"step-{found.get('step', 'before')}")
-        aside.directory.mkdir(parents=True, exist_ok=True)
-        for old, new in zip(reversed(self.files), reversed(aside.files), strict=True):
+        label = found.get("step", "before")
+        places = (self.aside(label if nth == 1 else f"{label}-{nth}") for nth in itertools.count(1))
+        free = next(place for place in places if not place.result_file.exists())
+        free.directory.mkdir(parents=True, exist_ok=True)
+        for old, new in zip(self.files, free.files, strict=True):
             if old.exists():
                 old.rename(new)
 

@@ -26,6 +26,7 @@ from dicedist.runs.lease import Lease, Lost
 from dicedist.runs.run import Run
 
 LIMIT = 600.0  # seconds that a finished or stopped training waits for the bucket, however slowly it answers
+GOING_BACK = 60.0  # seconds that a training waits for the bucket to forget later checkpoints
 PAUSES = (1.0, 60.0)  # seconds between two attempts, the first and the longest
 MOMENT = 0.2
 AT_ONCE = 2**26  # bytes of a file that are held in memory
@@ -41,6 +42,9 @@ class NoUploads:
 
     def soon(self) -> None:
         """Notice that there is something new in the folder."""
+
+    def go_back(self, step: int) -> None:
+        """Remove the later checkpoints: the run has gone back behind them, and must not continue from them."""
 
     def finish(self) -> bool:
         """Wait up to LIMIT seconds. Return whether the bucket has everything."""
@@ -67,6 +71,7 @@ class Uploads(NoUploads):
         self.news = threading.Event()
         self.asked = self.sent = 0  # the number of notices, and of those whose files have arrived
         self.failing = False
+        self.back_to: int | None = None  # the step behind which the bucket must keep nothing
         self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: not known
         self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files that the bucket has
 
@@ -106,9 +111,14 @@ class Uploads(NoUploads):
         self.asked += 1
         self.news.set()
 
-    def finish(self) -> bool:
+    def go_back(self, step: int) -> None:
+        self.back_to = step
+        if not self.finish(GOING_BACK):
+            self.warn(f"{self.bucket} still has later checkpoints than step {step}: a lost disk would bring them back")
+
+    def finish(self, limit: float = LIMIT) -> bool:
         self.soon()
-        wanted, deadline = self.asked, time.monotonic() + LIMIT
+        wanted, deadline = self.asked, time.monotonic() + limit
         while self.sent < wanted and time.monotonic() < deadline and not self.lease.lost:
             time.sleep(MOMENT)
             advance()
@@ -145,6 +155,11 @@ class Uploads(NoUploads):
         self.lease.confirm()
         if self.there is None:
             self.there = copies.manifests(self.bucket, self.bucket.listed())
+        if (last := self.back_to) is not None:
+            for step in [step for step in self.there if step > last]:
+                self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])  # the rest goes with the next checkpoint
+                del self.there[step]
+            self.back_to = None
         self.send_file(self.run.config_file)
         try:
             self.send_newest(self.there)

@@ -17,7 +17,8 @@ from dicedist.evaluation import calibration, saved, tables
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.redundancy import fit
 from dicedist.runs.jobs import Job
-from dicedist.runs.run import Results, Run
+from dicedist.runs.results import Results
+from dicedist.runs.run import Run
 from tests.support.processes import run_ranks
 from tests.support.tiny import tensors_of
 
@@ -79,7 +80,7 @@ def test_training_ends_with_a_calibration_on_validation_images(finished):
     expected = metrics.fit_temperature(metrics.ensemble_logits(logits_MNK), saved[calibration.LABELS])
     assert found["temperature"] == pytest.approx(expected)
     assert Ensemble.load(finished).about.temperature == pytest.approx(expected)
-    stricter = calibration.of_run(Run.open(finished), [0, 1, 2], "logits", {"coverage": 0.5})
+    stricter = calibration.of_results(Run.open(finished), result, [0, 1, 2], "logits", {"coverage": 0.5})
     assert stricter.coverage == 0.5 and stricter.threshold > 0 and stricter.temperature == pytest.approx(expected)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from dicedist.metrics import measures
 from dicedist.metrics.measures import ALL
-from dicedist.runs.run import Results, Run
+from dicedist.runs.results import Results
+from dicedist.runs.run import Run
 from tests.support import CHECKOUT
 
 

@@ -27,7 +27,7 @@ from dicedist.config.compose import flat
 from dicedist.console.lines import warn
 from dicedist.data.remote import reason_of
 from dicedist.metrics.measures import FRESH_REDUNDANCY
-from dicedist.reporting.page import figures, write_report
+from dicedist.reporting.page import figures, write_own_report
 from dicedist.runs.files import replace_json
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.mlflow.model import SERVING, packed
@@ -237,7 +237,7 @@ class Mirror:
             return
         run = self.run
         if not run.report_file.is_file() or run.report_file.is_symlink():
-            write_report([run], run.report_file)
+            write_own_report(run)
         with contextlib.suppress(ValueError):  # the page of an earlier version is sent without figures
             for name, figure in figures([run]).items():
                 self.client.log_text(self.state["run_id"], figure.svg, f"figures/{name}.svg")
