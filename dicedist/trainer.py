@@ -27,6 +27,7 @@ from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_report
 from dicedist.runs import checkpoint
 from dicedist.runs.lock import run_lock
+from dicedist.runs.pretrained import read_once
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
 from dicedist.tracking.trace import Trace
@@ -75,7 +76,8 @@ class Trainer:
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
-        self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
+        source = read_once(source, config, plan, self.hosted.frozen and self.hosted.frozen.module)
+        self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
             source.train, config.data, source, config.batch_size, config.seed, world.device, mine, *replicas

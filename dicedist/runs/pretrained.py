@@ -9,12 +9,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dicedist.algorithm.build import weightless
+from torch import nn
+
+from dicedist.algorithm.build import read_shape, weightless
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 from dicedist.console.lines import say
+from dicedist.data.frozen import FrozenTrunk
 from dicedist.data.remote import reason_of
 from dicedist.data.sources import Source
 from dicedist.runs.weights import PYPI, Weights, digest, packaged, saved
@@ -66,11 +69,12 @@ class Pretrained:
         for member in hosted.members:
             if self.chosen[member] is not None:
                 fill(hosted.member(member).encoder, network[member], self.checked(member, expected, host))
-        if hosted.trunk is not None and self.chosen[0] is not None:
+        trunk = hosted.trunk or hosted.frozen
+        if trunk is not None and self.chosen[0] is not None:
             whole = network[0]
-            named = {f"trunk.{name}" for name in hosted.trunk.module.state_dict()}
+            named = {f"trunk.{name}" for name in trunk.module.state_dict()}
             weights = self.checked(0, expected, host)
-            hosted.trunk.module.load_state_dict(
+            trunk.module.load_state_dict(
                 {name.removeprefix("trunk."): weights[whole.published_name(name)] for name in named}
             )
 
@@ -140,6 +144,19 @@ def refuse_another(weights: Weights, network: Network, origin: str) -> None:
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
+
+
+def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | None) -> Source:
+    """Let a frozen trunk read all images, and members its outputs; None: members read the source itself.
+
+    Every process that hosts members calls it; the first of a node computes what the cache does not hold.
+    """
+    if trunk is None:
+        return source
+    weights = {name: value.cpu() for name, value in trunk.state_dict().items()}
+    network = config.network
+    key = (digest(weights), network.label, network.split, network.enlarge)
+    return FrozenTrunk(trunk.eval(), key, read_shape(config, plan), config.data).read_all(source)
 
 
 def normalised_as_published(source: Source, config: Config, plan: Plan) -> Source:
