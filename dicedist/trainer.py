@@ -76,7 +76,7 @@ class Trainer:
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
-        source = read_once(source, config, plan, self.hosted.frozen and self.hosted.frozen.module)
+        source = read_once(source, config, plan, self.hosted.frozen.module if self.hosted.frozen else None)
         self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(

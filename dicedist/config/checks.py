@@ -227,8 +227,8 @@ def check_network(network: NetworkConfig) -> None:
     given, lacking = ([name for name, value in sizes.items() if (value is None) is empty] for empty in (False, True))
     if not network.is_dense and network.width is None and given:
         raise ValueError(
-            f"network.{given[0]}={sizes[given[0]]}: only network=mlp and heads have it, and {network.label} has no head: "
-            "write network.width too"
+            f"network.{given[0]}={sizes[given[0]]}: only network=mlp and heads have it, and {network.label} has no "
+            "head: write network.width too"
         )
     if lacking and (given or network.is_dense):
         raise ValueError(f"network.{lacking[0]} is not set: write network=mlp or recipe=heads, which set it")

@@ -114,7 +114,9 @@ class NetworkConfig(Frozen):
         at_least=1,
         default=None,
     )
-    depth: int | None = key("dense layers of an mlp, of which branches share half, or of a head", at_least=1, default=None)
+    depth: int | None = key(
+        "dense layers of an mlp, of which branches share half, or of a head", at_least=1, default=None
+    )
     norm: str | None = key("mlp, heads: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
     dropout: float | None = key("mlp, heads: share of values dropped between layers", default=None)
     pretrained: Any = key(
@@ -134,8 +136,8 @@ class NetworkConfig(Frozen):
         default=None,
     )
     freeze: str = key(
-        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | trunk: "
-        "all that branches share, which then runs only once, over the data",
+        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
+        "trunk: all that branches share, which then runs only once, over the data",
         default="none",
     )
 

@@ -115,7 +115,10 @@ class Finish:
         self.mean_C11, self.std_C11 = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.std))
 
     def __call__(self, views: Tensor, drawn: Drawn | None, batch: int, rows: slice, *where: int) -> Tensor:
-        """drawn: None for vectors and outputs of a trunk. rows: of the batch, on this rank. where: epoch and step, perhaps the member."""
+        """drawn: None for vectors and a trunk's outputs. rows: of the batch, on this rank.
+
+        where: epoch and step, perhaps the member.
+        """
         views = views if drawn is None else self.disturbed(views, drawn)
         if not self.config.noise:
             return views

@@ -29,7 +29,7 @@ from dicedist.data.sources import Source, Split
 VERSION = 1  # increase it when the outputs for the same weights and images change
 BATCH = 64
 SPLITS = ("train", "val", "test")
-GB = 1e9
+MB = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +60,12 @@ class FrozenTrunk:
 
     def read(self, split: Split, source: Source) -> Split:
         """Return images of an OOD set, or shifted ones, with their outputs; they are known by their pixels."""
-        assert isinstance(split.inputs_R, Tensor) and split.rows_N is None
 
         def build(new_array: NewArray) -> dict[str, Any]:
             self.fill(new_array("outputs", (len(split), 1, *self.shape), np.float32), split, source, "other")
             return {}
 
-        pixels = hashlib.blake2b(split.inputs_R.contiguous().numpy().data, digest_size=16).hexdigest()
+        pixels = hashlib.blake2b(split.images_NHWC.contiguous().numpy().data, digest_size=16).hexdigest()
         return replace(split, outputs_N=torch.from_numpy(self.kept(build, source, pixels).array("outputs")))
 
     def kept(self, build: Build, source: Source, *images: object) -> Prepared:
@@ -75,10 +74,10 @@ class FrozenTrunk:
     def announce(self, source: Source, images: int) -> None:
         """Say what the outputs for so many images cost, or refuse them if they do not fit on the disk."""
         size = images * math.prod(self.shape) * 4
-        about = f"outputs of the frozen trunk for {images:,} images take {size / GB:.3g} GB in {home()}"
+        about = f"outputs of the frozen trunk for {images:,} images take {size / MB:,.0f} MB in {home()}"
         if home().exists() and size > (free := shutil.disk_usage(home()).free):
             raise ValueError(
-                f"{about}, which has {free / GB:.3g} GB free: lower data.views, split nearer to the features, or set "
+                f"{about}, which has {free / MB:,.0f} MB free: lower data.views, split nearer to the features, or set "
                 "DICEDIST_DATA"
             )
         first = next(self.batches(source.test, source, 0))

@@ -25,7 +25,14 @@ from dicedist.data.sources import Source
 from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.loading import behind_frozen_trunk, chosen_members, describe, evaluator_of, load_shard, members_or_student
+from dicedist.evaluation.loading import (
+    behind_frozen_trunk,
+    chosen_members,
+    describe,
+    evaluator_of,
+    load_shard,
+    members_or_student,
+)
 from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
 from dicedist.runs.run import Results, Run
