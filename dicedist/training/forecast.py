@@ -12,12 +12,11 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from dicedist.algorithm.build import build_hosted
+from dicedist.algorithm.build import build_hosted, read_shape
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.targets import Targets
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
-from dicedist.data.sources import Source
 from dicedist.evaluation.readings import BATCH
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
@@ -66,8 +65,8 @@ class Rehearsal:
         hosts_w = exchange.rank in exchange.placement.discriminators
         copies = build_hosted(config, job.method, job.plan, mine[:1], hosts_w, job.extent.num_classes, exchange.device)
         self.world, self.num_hosted, self.teacher = world, len(mine), teacher
-        self.inputs = zeros(-(-config.batch_size // exchange.replicas), job.source).to(world.device)
-        self.read_at_once = zeros(min(BATCH, 128), job.source).to(world.device)
+        self.inputs = zeros(-(-config.batch_size // exchange.replicas), job).to(world.device)
+        self.read_at_once = zeros(min(BATCH, 128), job).to(world.device)
         self.targets = Targets((torch.arange(config.batch_size) % job.extent.num_classes).to(world.device))
         self.members = [part.module for part in copies.members.values()]
         self.trunk = copies.trunk.module if copies.trunk else nn.Identity()
@@ -138,6 +137,6 @@ def now_done(device: torch.device) -> float:
     return time.monotonic()
 
 
-def zeros(number: int, source: Source) -> torch.Tensor:
-    inputs = torch.zeros(number, *source.shape)
+def zeros(number: int, job: Job) -> torch.Tensor:
+    inputs = torch.zeros(number, *read_shape(job.config, job.plan))
     return inputs if inputs.dim() == 2 else inputs.to(memory_format=torch.channels_last)

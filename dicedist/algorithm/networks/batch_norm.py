@@ -79,7 +79,7 @@ def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
 def counted_together(norms: Sequence[nn.BatchNorm1d | nn.BatchNorm2d]) -> Iterator[None]:
     """Run one forward pass inside the context: its batch norms count the batch in one operation, not each by itself."""
     counting = [norm._buffers for norm in norms if norm.training]
-    counters = [buffers[COUNTER] for buffers in counting]
+    counters = [counter for buffers in counting if (counter := buffers[COUNTER]) is not None]
     for buffers in counting:
         buffers[COUNTER] = None
     try:

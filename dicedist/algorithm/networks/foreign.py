@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dicedist.algorithm.networks.layers import layers
-from dicedist.algorithm.networks.network import Inputs, Network, Origin, Outputs
+from dicedist.algorithm.networks.network import INSIDE, Enlarged, Inputs, Network, Origin, Outputs
 from dicedist.algorithm.networks.split import cut, split_points, width_of
 from dicedist.config.targets import resolve
 
@@ -37,7 +37,20 @@ class Unsplit(Network):
         return super().__getattr__(attribute)
 
     def published_name(self, name: str) -> str:
-        return name.partition(".")[2]  # without body
+        return name.replace(INSIDE, "", 1).partition(".")[2]  # without body
+
+    def enlarge(self, size: int) -> None:
+        self.body = Enlarged(self.body, size)
+
+    def as_trunk(self) -> "AllTrunk":
+        return AllTrunk(self.body, nn.Identity(), self.feature_dim, self.feature_dim, self.origin)
+
+
+class AllTrunk(Network):
+    """A network without a split point, all of which branches share: a member owns the head behind its features."""
+
+    def published_name(self, name: str) -> str:
+        return name.replace(INSIDE, "", 1).partition(".")[2]  # without trunk
 
 
 def from_torchvision(name: str, split: str | None = None) -> Network:
