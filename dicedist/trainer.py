@@ -61,6 +61,7 @@ def train(config: Config) -> None:
 
 class Trainer:
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
+        # 1. Refuse what does not fit. No process group exists yet, so no rank waits for another.
         refuse_small_batches(job)
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
@@ -71,10 +72,13 @@ class Trainer:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
             self.footprint["teacher"] = self.teacher.bytes
         refuse_too_large(world.device, self.footprint)
+        # 2. Connect. From here on all ranks make the same calls in the same order.
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
+        # 3. Resolve `auto` settings. They change the plan, so they come before the parts are built.
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
+        # 4. Build the parts, then restore them. A checkpoint may replace the plan once more.
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
@@ -82,6 +86,7 @@ class Trainer:
         self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
+        # 5. Build what surrounds the loop.
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
             source.train,
@@ -115,7 +120,7 @@ class Trainer:
         self.validation = Validation(self.share)
         self.listeners = self.build_listeners(saver)
         self.stopping = False
-        self.asked: Callable[[], int] = lambda: False  # any rank was asked to stop before the last step
+        self.stop_requested: Callable[[], int] = lambda: 0  # waits for the flags that the previous step sent
 
     def load_teacher(self, job: Job, has_members: bool) -> Teacher | None:
         """Load the teacher on ranks that host members, and on rank 0, which records its digest."""
@@ -148,7 +153,7 @@ class Trainer:
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
-            return self.unsent(True)
+            return self.finish_sending(mirrored=True)
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
             if left > 0:
@@ -165,7 +170,7 @@ class Trainer:
                 self.run.stopped_file.touch()
             self.tracker.close(finished=False)
             raise
-        unsent = self.unsent(self.tracker.close(finished=True))
+        unsent = self.finish_sending(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
         return unsent
 
@@ -176,7 +181,8 @@ class Trainer:
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 
-    def unsent(self, mirrored: bool) -> list[str]:
+    def finish_sending(self, mirrored: bool) -> list[str]:
+        """Wait for uploads; return a line for each destination that lacks results."""
         by_hand = f"`python -m dicedist.mirror {self.run}` sends it"
         lines = [] if mirrored else [f"MLflow has not received all of it; {by_hand}"]
         if not self.uploads.finish():
@@ -212,8 +218,9 @@ class Trainer:
             self.done += 1
             for listener in self.listeners:
                 listener.after_step(self.done, outcome)
-            self.stopping = bool(self.asked())
-            self.asked = self.control.agree_later(signals.asked())  # read a step later: no rank waits for it
+            self.stopping = bool(self.stop_requested())
+            # Sent now and read after the next step: no rank waits, and all ranks stop after the same step.
+            self.stop_requested = self.control.agree_later(signals.asked())
             last = self.done == self.total_steps
             every = (config.log.every_steps, config.checkpoint.every_steps, steps_per_epoch)
             if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):

@@ -74,7 +74,7 @@ class Ensemble(nn.Module):
         self.held = list(range(len(about.members)) if held is None else held)
         self.w: PairClassifier | None = None
         self.fusion: nn.Module | None = None
-        self.fused = None if about.fusion is None else objectives.named(about.fusion["term"]).fused_head()
+        self.fused = None if about.fusion is None else objectives.term_class(about.fusion["term"]).fused_head()
         each = (-1,) if about.images == VECTORS else (-1, 1, 1)
         std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1

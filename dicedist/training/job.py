@@ -63,6 +63,7 @@ def prepare(config: Config) -> Job:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_unreadable(config.ood.sets, width)
+        # Placed here once without nodes, so that an impossible number of ranks is refused before ranks wait.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)
         if (bucket := Bucket.of(config)) is not None:
             bucket.refuse_unwritable(f"run.remote={config.run.remote}")

@@ -52,7 +52,7 @@ class View:
     fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
     answers: Answers = field(default_factory=Answers)  # of the counterpart
 
-    def named(self, values: Mapping[str, Tensor]) -> Values:
+    def as_records(self, values: Mapping[str, Tensor]) -> Values:
         """Name the member's values for the records."""
         own = names.member(self.index)
         return {names.record(own, name): value.detach() for name, value in values.items()}
@@ -89,18 +89,18 @@ class Objective:
         ((), 1)
     """
 
-    sends: ClassVar[tuple[str, ...]] = ()
+    sends: ClassVar[tuple[str, ...]] = ()  # fields of every peer that each member must see; `receives` may narrow this
     min_members: int = 1
     follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
-    mixes: ClassVar[bool] = False  # defined for inputs that are mixed of two classes
-    probes: ClassVar[tuple[type[Probe], ...]] = ()  # read more of a member than its features and logits
+    mixes: ClassVar[bool] = False  # the loss is defined for mixup and CutMix
+    probes: ClassVar[tuple[type[Probe], ...]] = ()  # what the term reads of a member beyond features and logits
 
     def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         """Return named parts of the member's loss, each a scalar with its weight applied; none by default."""
         return {}
 
     def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
-        """Raise a ValueError if the term cannot be trained so; networks and sizes: of all members, without weights."""
+        """Raise a ValueError if the term cannot train these members; networks: one per member, without weights."""
 
     def prior_rows(self, num_classes: int) -> int | None:
         """Return the number of means of the bottleneck's backward encoder; None: the term needs no bottleneck."""
@@ -219,14 +219,14 @@ class Method:
         return next((found for term in self.terms if (found := term.student(num_members)) is not None), None)
 
     def compared(self, num_members: int) -> range:
-        """The members whose features the discriminator compares: all but the student."""
+        """Return the members whose fields the counterpart reads: all but the student, which is always the last."""
         return range(num_members if self.student(num_members) is None else num_members - 1)
 
     def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
         if receiver == sender:
             return ()
-        names = (name for term in self.terms for name in term.receives(receiver, sender, num_members))
-        return tuple(dict.fromkeys(names))
+        fields = (name for term in self.terms for name in term.receives(receiver, sender, num_members))
+        return tuple(dict.fromkeys(fields))
 
     def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
         """What members of these sizes send to each other and to the counterpart."""
@@ -287,6 +287,11 @@ class Method:
             raise ValueError(
                 f"method={self.name} needs at least {least} members, got {len(networks)}: write ensemble.size={least}"
             )
+        assert self.student(len(networks)) in (None, len(networks) - 1)
+        if len([term for term in self.terms if isinstance(term, CounterpartTerm)]) > 1:
+            raise ValueError(
+                f"method={self.name} has two terms with a counterpart, and one can be trained: leave one out"
+            )
         if config.loss.mixes:
             self.refuse_mixed()
         for probe in self.probes:
@@ -332,7 +337,7 @@ def build_own(config: MethodConfig) -> list[Objective]:
     return terms
 
 
-def named(name: str) -> type[Objective]:
-    """The class of a term, which knows what a trained one needs to be read."""
+def term_class(name: str) -> type[Objective]:
+    """Return the class of a term: a trained fused head is rebuilt from it, without the term's options."""
     found: type[Objective] = class_of(__name__, name, "Term", f"method.terms.{name}")
     return found
