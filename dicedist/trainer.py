@@ -38,7 +38,8 @@ from dicedist.training.auto import resolve_auto
 from dicedist.training.job import Job, prepare, refuse_small_batches
 from dicedist.training.listeners import FollowingTrajectories, Listener, Recording, Tracing, WeighingMembers
 from dicedist.training.recorder import Recorder
-from dicedist.training.resuming import begin_or_resume
+from dicedist.training.resuming import begin_or_resume, restore
+from dicedist.training.selection import Selection
 from dicedist.training.share import Share
 from dicedist.training.validation import Validation
 
@@ -118,7 +119,9 @@ class Trainer:
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
         self.validation = Validation(self.share)
-        self.listeners = self.build_listeners(saver)
+        self.selection = Selection(config, self.control, self.tracker, self.recorder)
+        self.listeners = [*self.build_listeners(saver), self.selection]
+        self.sees_folder = state.sees_folder
         self.stopping = False
         self.stop_requested: Callable[[], int] = lambda: 0  # waits for the flags that the previous step sent
 
@@ -143,13 +146,18 @@ class Trainer:
         return self.job.extent.total_steps
 
     @property
+    def step_to_evaluate(self) -> int:
+        """The step of the best validation with checkpoint.best, else the last one; on rank 0."""
+        return self.recorder.best["step"] if self.recorder.best else self.done
+
+    @property
     def validation_due(self) -> bool:
         return self.validation.due(self.done, self.recorder.validated)
 
     def train_and_evaluate(self) -> list[str]:
         """Return, on rank 0, the destinations that did not receive the results, with the command that sends them."""
-        left = self.total_steps - self.done
-        result = self.run.result(self.done) if left <= 0 and self.world.reports else None
+        left = 0 if self.selection.over else self.total_steps - self.done
+        result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
@@ -192,12 +200,14 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
         with signals.deferred():
-            while not self.stopping and (self.validation_due or self.done < self.total_steps):
+            while (
+                not self.stopping and not self.selection.over and (self.validation_due or self.done < self.total_steps)
+            ):
                 self.validate() if self.validation_due else self.train_epoch()
             heartbeat.starts(False)
             for listener in self.listeners:
                 listener.finish(self.stopping)
-            safe = self.recorder.save_now(self.done)
+            safe = self.recorder.save_now(self.done, is_last=not self.stopping)
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
@@ -235,22 +245,25 @@ class Trainer:
         self.stopping, logits_MNK = self.validation(self.done)
         if self.stopping:
             return
+        self.recorder.validated = self.done
         for listener in self.listeners:
             listener.after_epoch(self.done, logits_MNK)
-        self.recorder.validated = self.done
         self.recorder.sync(self.done, self.validation_due)
 
     def evaluate(self) -> None:
-        """Measure the last weights, never the best on test (docs/choices.md, 20)."""
+        """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None
         if not config.evaluate.test:
             if self.world.reports:
                 write_own_report(self.run)
             return
+        step = int(self.control.tell({"step": self.step_to_evaluate})["step"])
+        if step != self.done:
+            restore(self.job, self.world, self.hosted, self.hosted.parts, step, self.sees_folder)
         if self.world.reports:
-            path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
+            path, needed = checkpoint.path_of(self.run.checkpoints, step), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
-        evaluator = self.share.evaluator_of_predictors(self.done, found)
+        evaluator = self.share.evaluator_of_predictors(step, found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None and found is not None:

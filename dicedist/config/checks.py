@@ -195,6 +195,14 @@ def check_training(config: Config) -> None:
         raise ValueError(
             f"optimizer.warmup_epochs={optimizer.warmup_epochs:g} of epochs={config.epochs}: write fewer, from 0"
         )
+    selects = "checkpoint.best" if config.checkpoint.best else "early_stopping.patience"
+    if config.checkpoint.best or config.early_stopping.patience is not None:
+        if config.data.split == "full":
+            raise ValueError(
+                f"{selects} needs validation, and data.split=full holds out none: write data.split=holdout"
+            )
+        if config.trajectory["kind"] != "none":
+            raise ValueError(f"{selects}: trajectory.kind={config.trajectory['kind']} samples to the end, leave it out")
     if config.evaluate.weights == "ema" and optimizer.ema is None:
         raise ValueError("evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999")
     if optimizer.accumulate > 1 and config.ensemble.replicas > 1:

@@ -41,6 +41,7 @@ class EnsembleRequest(Frozen):
 
     run: str | None = key("the folder of a run, or its URL: s3://BUCKET/runs/NAME")
     members: Any = key("some of them: [0, 2], or student")
+    checkpoint: str | None = key("last | best; null: the best if the run keeps it", choices=("last", "best", None))
     average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     calibration: TargetsRequest = key("null: as the run has it")
     network: Trust = key("of the run")

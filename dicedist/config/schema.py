@@ -323,6 +323,18 @@ class CheckpointConfig(Frozen):
     every_steps: int | None = key("and after so many steps", above=0)
     every_epochs: int | None = key("and after so many epochs", above=0)
     keep: int = key("checkpoints that stay on the disk", above=0)
+    best: str | None = key(
+        "also keep the checkpoint of the best validation, and evaluate it: val/nll | val/accuracy; null: the last one",
+        choices=("val/nll", "val/accuracy", None),
+        scope=Scope.RESULT,
+        default=None,
+    )
+
+
+@dataclass
+class EarlyStoppingConfig(Frozen):
+    patience: int | None = key("end after so many validations without a better one; null: not", above=0)
+    metric: str = key("val/nll | val/accuracy", choices=("val/nll", "val/accuracy"))
 
 
 @dataclass
@@ -430,6 +442,7 @@ class Config(Frozen):
     run: RunConfig = key("where it is kept")
     log: LogConfig = key("records", scope=Scope.START)
     checkpoint: CheckpointConfig = key("saving", scope=Scope.START)
+    early_stopping: EarlyStoppingConfig = key("by validation", scope=Scope.LENGTH)
     evaluate: EvaluateConfig = key("measures", scope=Scope.START)
     calibration: CalibrationConfig = key(
         "temperature, label sets and abstention, chosen after training", scope=Scope.MEASURE

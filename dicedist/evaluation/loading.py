@@ -39,13 +39,14 @@ def load_ensemble(
     trusted: bool = False,
     tell: Callable[[str], None] = warn,
     asked: Mapping[str, Any] | None = None,
+    which: str | None = None,
 ) -> Ensemble:
     """members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
 
-    asked: targets of the calibration other than the run's.
+    asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(tell), run.config(), run.plan()
+    found, config, plan = run.checkpoint(tell, which), run.config(), run.plan()
     method, inputs = Method(config.method), inputs_and_classes(config, found)
     about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
     about = replace(about, **calibrated(run, found, about, asked or {}, tell))

@@ -29,7 +29,7 @@ from dicedist.runs.run import Run
 
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
-    found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None)
+    found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
     config, plan = run.config(), run.plan()
     root, trusted = request.data.root or config.data.root, request.data.trusted
     data = replace(config.data, root=root, download=False, trusted=trusted)  # a run does not decide where files go
@@ -97,6 +97,8 @@ def results_for(
     label = []
     if len(about.members) < size:
         label.append(f"members-{'-'.join(map(str, about.members))}")
+    if request.checkpoint == "last" and config.checkpoint.best:
+        label.append("checkpoint-last")
     if about.average != config.evaluate.average:
         label.append(f"average-{about.average}")
     if folds != config.evaluate.folds:

@@ -198,10 +198,11 @@ class Run(Results):
                 copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
-    def checkpoint(self, tell: Callable[[str], None] = warn) -> Checkpoint:
-        """The last intact checkpoint; if there is none, a ValueError says what is wrong.
+    def checkpoint(self, tell: Callable[[str], None] = warn, which: str | None = None) -> Checkpoint:
+        """Return the checkpoint to read; a ValueError says why there is none.
 
-        tell: receives a warning if it is not the newest.
+        which: last | best; None: the best if the run keeps it (checkpoint.best). tell: receives a warning if the last
+        one is damaged and an earlier one takes its place.
         """
         reasons: list[str] = []
         found = self.newest_checkpoint(reasons.append)
@@ -209,7 +210,15 @@ class Run(Results):
             raise ValueError(f"{self} has no intact checkpoint{f': {reasons[0]}' if reasons else ''}")
         if reasons:
             tell(f"{reasons[0]}; {found.path.name} is used instead")
-        return found
+        best = checkpoint.best_step(found.about)
+        if which == "best" and best is None:
+            raise ValueError(f"{self} keeps no best checkpoint: train with checkpoint.best=val/nll, or leave it out")
+        if which == "last" or best in (None, found.step):
+            return found
+        try:
+            return checkpoint.read(checkpoint.path_of(self.checkpoints, best))
+        except ValueError as error:
+            raise ValueError(f"{error}: it was the best one, checkpoint=last reads the last") from error
 
     def results_of(self, found: Checkpoint) -> tuple[Results, dict[str, Any]] | None:
         """The results of this checkpoint, of the weights that the config names, with their folder; None without any."""
@@ -224,7 +233,8 @@ class Run(Results):
         """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
         found = self.newest_checkpoint()
         if found is not None and found.complete:
-            if self.result(found.step) is not None or (self.result() is None and not self.config().evaluate.test):
+            evaluated = checkpoint.best_step(found.about) or found.step
+            if self.result(evaluated) is not None or (self.result() is None and not self.config().evaluate.test):
                 return "FINISHED"
         return "KILLED" if self.stopped_file.exists() else "FAILED"
 
