@@ -66,6 +66,7 @@ class Source:
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
     kind: str = IMAGES  # or vectors
+    columns: tuple[str, ...] | None = None  # the names of a vector's values, if their table has any
 
     @property
     def num_classes(self) -> int:
@@ -95,6 +96,7 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         test=whole_split(prepared, "test", None if labels_only else config),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
+        columns=columns_of(prepared),
     )
 
 
@@ -126,10 +128,15 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
             raise ValueError(f"{split}/{class_names[int(counts.argmin())]}: none of its images can be decoded")
 
 
-def vector_width(config: DataConfig) -> int | None:
-    """Return the values of an input if inputs are vectors; None for images, which are not prepared for it."""
+def vector_columns(config: DataConfig) -> tuple[int, tuple[str, ...] | None] | None:
+    """Return the number of values of a vector and their names, if known; None for images, which are not prepared."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
-    return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
+    return (len(prepared.about["mean"]), columns_of(prepared)) if prepared and holds_vectors(prepared) else None
+
+
+def columns_of(prepared: Prepared) -> tuple[str, ...] | None:
+    names = prepared.about.get("columns")
+    return None if names is None else tuple(names)
 
 
 def holds_vectors(prepared: Prepared) -> bool:

@@ -32,6 +32,7 @@ class About:
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
+    columns: list[str] | None = None  # the names of a vector's values, where training read them from a table
     fusion: dict[str, Any] | None = None  # of a method with a fused classifier: its term, and the sizes of members
 
     def as_json(self) -> str:
@@ -70,7 +71,8 @@ class About:
 
 def described(source: Source) -> dict[str, Any]:
     """The fields of About that the data give."""
-    return {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
+    found = {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
+    return found | ({"columns": list(source.columns)} if source.columns is not None else {})
 
 
 def not_ours(path: Path) -> str:

@@ -38,7 +38,8 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     members = members_or_student(request.members, method, plan.num_predictors)
     placement = place(world_size(), len(members), needs_discriminator=False)
     ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
-    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None)
+    columns = found.about.get("source", {}).get("columns")
+    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
     refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
     targets = aimed(config.calibration, asdict(request.calibration))
     if request.shift is not None:
