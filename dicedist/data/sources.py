@@ -5,7 +5,7 @@ Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C 
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import plural, printable
+from dicedist.console.lines import plural, printable, redacted
 from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
@@ -98,6 +98,17 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
         columns=columns_of(prepared),
     )
+
+
+def of_run(data: DataConfig, root: str | None = None, trusted: bool = False) -> DataConfig:
+    """Return the data of a run that may be a stranger's: only a command names an address to read from, or trusts code.
+
+    root, trusted: of the command.
+    """
+    if root is None and data.root is not None and "://" in data.root:
+        place = redacted(data.root)
+        raise ValueError(f"the run reads its data from {place}: add data.root={place} if you trust that address")
+    return replace(data, root=root or data.root, download=False, trusted=trusted)
 
 
 def prepare(config: DataConfig) -> Prepared:

@@ -31,8 +31,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
     found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None)
     config, plan = run.config(), run.plan()
-    root, trusted = request.data.root or config.data.root, request.data.trusted
-    data = replace(config.data, root=root, download=False, trusted=trusted)  # a run does not decide where files go
+    data = sources.of_run(config.data, request.data.root, request.data.trusted)
     config = replace(config, data=data, network=replace(config.network, trusted=request.network.trusted))
     method = Method(config.method)
     members = members_or_student(request.members, method, plan.num_predictors)
