@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> None:
     tune_malloc()
     noun = "vector" if ensemble.about.images == VECTORS else "image"
     if noun == "vector":
-        paths, vectors_NV = vectors_in(paths, source.config().data.label_column)
+        paths, vectors_NV = vectors_in(paths, source.config().data.label_column, ensemble.about.columns)
         rows = predict_vectors(ensemble.to(device), paths, vectors_NV, request.batch_size)
     else:
         rows = predict(ensemble.to(device), paths, request.batch_size)

@@ -108,7 +108,7 @@ def check_limits(config: Any) -> None:
     """Check choices and bounds that stand in the schema, of any of its dataclasses."""
     for name, entry in keys_of(config.__class__).items():
         value, limits = attrgetter(name)(config), entry.metadata
-        choices, above, at_least = limits["choices"], limits["above"], limits["at_least"]
+        choices, above, at_least, at_most = (limits[name] for name in ("choices", "above", "at_least", "at_most"))
         if choices is not None and value not in choices:
             words = (word if isinstance(word, str) else json.dumps(word) for word in choices)
             raise ValueError(f"{name}={value}: write one of {', '.join(words)}")
@@ -116,6 +116,8 @@ def check_limits(config: Any) -> None:
             raise ValueError(f"{name}={value}: write a number above {above}")
         if at_least is not None and value is not None and value < at_least:
             raise ValueError(f"{name}={value}: write a whole number from {at_least}")
+        if at_most is not None and value is not None and value > at_most:
+            raise ValueError(f"{name}={value}: write at most {at_most}")
 
 
 def check(config: Config) -> None:

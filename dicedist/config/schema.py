@@ -15,6 +15,7 @@ AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
 AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "cutout": ("crop", "flip", "cutout")}
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
+LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 
 
@@ -35,6 +36,7 @@ def key(
     choices: Sequence[Any] | None = None,
     above: float | None = None,
     at_least: int | None = None,
+    at_most: int | None = None,
     scope: Scope | None = None,
     default: Any = MISSING,
 ) -> Any:
@@ -42,7 +44,7 @@ def key(
 
     Only a key that conf/ may leave out has a default here.
     """
-    limits = {"choices": choices, "above": above, "at_least": at_least}
+    limits = {"choices": choices, "above": above, "at_least": at_least, "at_most": at_most}
     return field(default=default, metadata={"help": help, "scope": scope, **limits})
 
 
@@ -75,7 +77,7 @@ class DataConfig(Frozen):
     val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
-    size: int = key("pixels of a side", at_least=8)
+    size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
     augment: Any = key(
         "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
         "trivial (TrivialAugment), erase"

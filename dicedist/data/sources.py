@@ -5,7 +5,7 @@ Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C 
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import plural, printable
+from dicedist.console.lines import plural, printable, redacted
 from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
@@ -80,6 +80,7 @@ class Source:
     data_digest: str  # of every pixel and label, and of the way they are split
     kind: str = IMAGES  # or vectors
     trunk: "Reads | None" = None  # frozen: it reads every split once, for members to read its outputs
+    columns: tuple[str, ...] | None = None  # the names of a vector's values, if their table has any
 
     @property
     def num_classes(self) -> int:
@@ -116,7 +117,19 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         test=whole_split(prepared, "test", None if labels_only else config),
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
+        columns=columns_of(prepared),
     )
+
+
+def of_run(data: DataConfig, root: str | None = None, trusted: bool = False) -> DataConfig:
+    """Return the data of a run that may be a stranger's: only a command names an address to read from, or trusts code.
+
+    root, trusted: of the command.
+    """
+    if root is None and data.root is not None and "://" in data.root:
+        place = redacted(data.root)
+        raise ValueError(f"the run reads its data from {place}: add data.root={place} if you trust that address")
+    return replace(data, root=root or data.root, download=False, trusted=trusted)
 
 
 def prepare(config: DataConfig) -> Prepared:
@@ -147,10 +160,15 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
             raise ValueError(f"{split}/{class_names[int(counts.argmin())]}: none of its images can be decoded")
 
 
-def vector_width(config: DataConfig) -> int | None:
-    """Return the values of an input if inputs are vectors; None for images, which are not prepared for it."""
+def vector_columns(config: DataConfig) -> tuple[int, tuple[str, ...] | None] | None:
+    """Return the number of values of a vector and their names, if known; None for images, which are not prepared."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
-    return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
+    return (len(prepared.about["mean"]), columns_of(prepared)) if prepared and holds_vectors(prepared) else None
+
+
+def columns_of(prepared: Prepared) -> tuple[str, ...] | None:
+    names = prepared.about.get("columns")
+    return None if names is None else tuple(names)
 
 
 def holds_vectors(prepared: Prepared) -> bool:

@@ -17,7 +17,7 @@ from dicedist import metrics
 from dicedist.config.checks import check_calibration
 from dicedist.config.schema import CalibrationConfig
 from dicedist.console.lines import warn
-from dicedist.evaluation.about import About
+from dicedist.evaluation.about import About, misfits
 from dicedist.metrics import conformal
 from dicedist.runs.results import Results
 
@@ -39,6 +39,24 @@ class Calibration:
     coverage: float | None
     threshold: float  # the lowest confidence that is answered
     ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
+
+
+def parsed(values: Any, num_classes: int | None = None) -> Calibration:
+    """Return the calibration in a description that may be a stranger's; ValueError if it is none.
+
+    num_classes: if known, quantiles must be one or one for each.
+    """
+    try:
+        found = Calibration(**values)
+    except TypeError as error:
+        raise ValueError("it holds no calibration of this version") from error
+    if wrong := misfits(found):
+        raise ValueError(f"its calibration is damaged ({wrong[0]})")
+    if not found.temperature > 0 or found.conformal not in ("lac", "aps"):
+        raise ValueError("its calibration is damaged")
+    if num_classes and found.quantiles is not None and len(found.quantiles) not in (1, num_classes):
+        raise ValueError(f"its calibration has {len(found.quantiles)} quantiles for {num_classes} classes")
+    return found
 
 
 def fit(
@@ -139,7 +157,7 @@ def of_results(
     result: evaluation.json. asked: keys of `calibration`, None where they are the run's. None without a calibration.
     """
     try:
-        whole = Calibration(**{entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
+        whole = parsed({entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
         evaluated = result["member_ids"]
         if (evaluated, result["average"]) == (members, average) and set(asked.values()) <= {None}:
             return whole

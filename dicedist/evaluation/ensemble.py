@@ -353,17 +353,33 @@ def restored(
     about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
 ) -> Ensemble:
     """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
-    trunk, encoders, classifiers = build_members(about, trusted, range(len(about.members)) if held is None else held)
-    sampled = any(name.startswith("bottlenecks.") for name in weights)
-    bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
-    ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
+    places = range(len(about.members)) if held is None else held
     try:
+        if places and is_larger(about, len(places), weights):
+            raise IndexError  # it could take all memory or time to build it
+        trunk, encoders, classifiers = build_members(about, trusted, places)
+        sampled = any(name.startswith("bottlenecks.") for name in weights)
+        bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
+        ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
         if held is None:
             ensemble.with_heads(weights)
         ensemble.load_state_dict(weights)
-    except (RuntimeError, KeyError, IndexError) as error:
+    except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        if trusted and about.target:
+            raise  # the user's own code may have raised it
         raise ValueError(f"{origin} is of another network, method or number of classes") from error
     return ensemble.frozen()
+
+
+def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> bool:
+    """Return whether a description asks for more than its weights hold, before anything is built."""
+    widest = max((size for value in weights.values() for size in value.shape), default=0)
+    options, sizes = about.options or {}, (about.fusion or {}).get("sizes", ())
+    asked = [options.get(name) or 0 for name in ("width", "feature_dim")]
+    asked += [value for size in sizes for value in (size["features"], size["classes"], *(size.get("map") or ()))]
+    if "mlp" in about.networks and about.images != VECTORS:
+        asked.append(3 * about.size**2)
+    return max(num_members, options.get("depth") or 0) > len(weights) or max(asked) > widest
 
 
 def largest(logits_NK: Tensor) -> Tensor:

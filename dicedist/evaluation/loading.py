@@ -18,7 +18,7 @@ from dicedist.console.progress import Stage
 from dicedist.data import sources
 from dicedist.data.sources import Source
 from dicedist.evaluation import calibration
-from dicedist.evaluation.about import VECTORS, About, described
+from dicedist.evaluation.about import OPTIONS, VECTORS, About, described
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
@@ -26,9 +26,6 @@ from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.pretrained import read_once
 from dicedist.runs.run import Run
-
-NAMED_OTHERWISE = ("name", "_target_", "trusted", "per_member")  # by About's own fields
-OF_TRAINING = ("pretrained", "sha256", "freeze")
 
 
 def load_ensemble(
@@ -132,7 +129,7 @@ def describe(
         average=average,
         temperature=1.0,
         fusion=fusion_of(config, method, plan, len(inputs["class_names"])) if len(chosen) == size else None,
-        options={k: v for k, v in asdict(config.network).items() if k not in (*NAMED_OTHERWISE, *OF_TRAINING)},
+        options={key: value for key, value in asdict(config.network).items() if key in OPTIONS},
         **inputs,
     )
 
@@ -150,7 +147,7 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     """class_names, mean and std, from the checkpoint; an old checkpoint without them needs its images again."""
     if "source" in found.about:
         return dict(found.about["source"])
-    source = sources.load(replace(config.data, download=False), labels_only=True)
+    source = sources.load(sources.of_run(config.data), labels_only=True)
     if source.data_digest != found.about["data"]:
         raise ValueError(
             f"{found.path} does not say how its images were normalised, and {source.name} has changed since"

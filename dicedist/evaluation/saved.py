@@ -31,14 +31,14 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
     found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
     config, plan = run.config(), run.plan()
-    root, trusted = request.data.root or config.data.root, request.data.trusted
-    data = replace(config.data, root=root, download=False, trusted=trusted)  # a run does not decide where files go
+    data = sources.of_run(config.data, request.data.root, request.data.trusted)
     config = replace(config, data=data, network=replace(config.network, trusted=request.network.trusted))
     method = Method(config.method)
     members = members_or_student(request.members, method, plan.num_predictors)
     placement = place(world_size(), len(members), needs_discriminator=False)
     ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
-    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None)
+    columns = found.about.get("source", {}).get("columns")
+    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
     refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
     targets = aimed(config.calibration, asdict(request.calibration))
     if request.shift is not None:

@@ -132,6 +132,8 @@ def loss_in(manifest: bytes) -> float | None:
 def discard(folder: Path) -> None:
     """Remove checkpoints that were begun and will not be completed."""
     for path in folder.glob(".step-*.partial"):
+        if path.is_symlink():
+            path.unlink()  # a stranger's: what is written must stay in this folder
         shutil.rmtree(path, ignore_errors=True)
 
 

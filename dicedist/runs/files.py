@@ -29,6 +29,13 @@ def open_own(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=opener)
 
 
+def own_folder(path: Path) -> Path:
+    """Return a folder inside a run's folder; ValueError if it is a link, which could lead anywhere."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and nothing is read or written through links in a run's folder")
+    return path
+
+
 def read_plain(path: Path, limit: int) -> bytes:
     """Read a plain file of at most so many bytes; a pipe would never end, and a device is no file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -25,7 +25,7 @@ from dicedist.console.lines import warn
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
-from dicedist.runs.files import read_plain, replace_text
+from dicedist.runs.files import own_folder, read_plain, replace_text
 from dicedist.runs.results import Results, origin
 
 CONFIG, PLAN = "config.yaml", "plan.json"
@@ -84,7 +84,10 @@ class Run(Results):
 
     def place_of(self, name: str) -> Path:
         """Where a file lies whose name is that of a copy elsewhere, relative to the folder."""
-        return self.directory / name
+        path = self.directory
+        for folder in Path(name).parts[:-1]:
+            path = own_folder(path / folder)
+        return path / Path(name).name
 
     @property
     def config_file(self) -> Path:
@@ -107,7 +110,7 @@ class Run(Results):
         return self.directory / "system.jsonl"
 
     def trace_file(self, rank: int) -> Path:
-        return self.directory / "traces" / f"rank-{rank}.json"
+        return own_folder(self.directory / "traces") / f"rank-{rank}.json"
 
     @property
     def changes_file(self) -> Path:
@@ -152,7 +155,7 @@ class Run(Results):
 
     @property
     def checkpoints(self) -> Path:
-        return self.directory / "checkpoints"
+        return own_folder(self.directory / "checkpoints")
 
     @property
     def travelling(self) -> list[Path]:
@@ -244,7 +247,7 @@ class Run(Results):
 
     def variation(self, label: str) -> Results:
         """The results of something else than the whole run: of some members, another average, an earlier step."""
-        return Results(self.directory / "evaluations" / label)
+        return Results(own_folder(own_folder(self.directory / "evaluations") / label))
 
     def aside(self, step: int | str) -> Results:
         return self.variation(f"step-{step}")

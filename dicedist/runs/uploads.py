@@ -116,9 +116,9 @@ class Uploads(NoUploads):
         if not self.finish(GOING_BACK):
             self.warn(f"{self.bucket} still has later checkpoints than step {step}: a lost disk would bring them back")
 
-    def finish(self, limit: float = LIMIT) -> bool:
+    def finish(self, limit: float | None = None) -> bool:
         self.soon()
-        wanted, deadline = self.asked, time.monotonic() + limit
+        wanted, deadline = self.asked, time.monotonic() + (limit or LIMIT)
         while self.sent < wanted and time.monotonic() < deadline and not self.lease.lost:
             time.sleep(MOMENT)
             advance()

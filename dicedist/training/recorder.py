@@ -7,6 +7,7 @@ from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.schedules import Schedules
 from dicedist.cluster.process import EndedElsewhere
 from dicedist.cluster.world import World
+from dicedist.evaluation.about import described
 from dicedist.runs import resume
 from dicedist.runs.saver import Saver
 from dicedist.tracking import environment
@@ -88,7 +89,7 @@ class Recorder:
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": source.data_digest,
-            "source": {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")},
+            "source": described(source),
         }
         self.saver.start(done, about, self.tracker.records())
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -10,6 +11,7 @@ from dicedist.runs.files import read_json
 from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 
+LONGEST_NAME = 100  # characters of a folder
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
@@ -43,8 +45,8 @@ def folder_of(uri: str) -> Path | None:
 def files_of(uri: str, experiment: str) -> str | None:
     """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
     decides."""
-    folder = folder_of(uri)
-    return (folder / "mlruns" / experiment).as_uri() if folder else None
+    folder, name = folder_of(uri), re.sub(r"[^\w -]", "_", experiment)[:LONGEST_NAME]
+    return (folder / "mlruns" / (name or "_")).as_uri() if folder else None
 
 
 def alone(uri: str) -> contextlib.AbstractContextManager[None]:
