@@ -82,6 +82,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calibration.alpha": (lambda v: 0 < v < 1, "a number above 0 and below 1"),
     "calibration.risk": (is_share, "a number from 0 and below 1"),
     "calibration.coverage": (lambda v: 0 < v <= 1, "a number above 0 and to 1"),
+    "calibration.guarantee": (
+        lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
+    ),
     "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
@@ -139,6 +142,8 @@ def check(config: Config) -> None:
     for name, knots in config.schedules.learning_rate.items():
         if not are_knots(knots):
             raise ValueError(f"schedules.learning_rate.{name}={knots}: write {KNOTS}")
+    if config.calibration.risk is None and config.calibration.coverage is None:
+        raise ValueError("calibration.risk=null: write calibration.risk=0.05, or calibration.coverage=0.8")
     check_data(config.data)
     check_network(config.network)
     check_frozen_trunk(config)

@@ -28,6 +28,7 @@ class TargetsRequest(Frozen):
     per_class: bool | None = key("true: every class has the coverage 1 - alpha")
     risk: float | None = key("errors among the answered inputs that are accepted")
     coverage: float | None = key("instead of a risk: the share of inputs that is answered")
+    guarantee: float | int | str | None = key("probability that the risk is kept on new inputs | mean")
 
 
 @dataclass

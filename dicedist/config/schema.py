@@ -370,6 +370,10 @@ class CalibrationConfig(Frozen):
         "validation: held-out images | test: said so in every result, for runs of data.split=full",
         choices=("validation", "test"),
     )
+    guarantee: float | int | str = key(
+        "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
+        default=0.9,
+    )
 
 
 @dataclass
