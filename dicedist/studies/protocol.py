@@ -57,7 +57,8 @@ class Protocol:
         return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
 
     def common(self, method: str) -> dict[str, str]:
-        return {"method": method, "tracking": "none", **self.setting}
+        """The keys of every run of a method. Validation reads all that is held out, unless the setting says otherwise."""
+        return {"method": method, "tracking": "none", "data.val_limit": "null", **self.setting}
 
     def job(
         self, method: str, best: Mapping[str, str], seed: int, directory: Path, change: tuple[str, str] | None = None

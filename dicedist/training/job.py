@@ -54,6 +54,7 @@ class Job:
 
 def prepare(config: Config) -> Job:
     """All ranks call this before they join, so that a refusal does not wait for others."""
+    config = resume.as_begun(config)
     method, run = Method(config.method), Run.of(config)
     width = sources.vector_width(config.data)
     shape = (3, config.data.size, config.data.size) if width is None else (width,)
