@@ -23,8 +23,9 @@ from dicedist.config.schema import (
 
 CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
 OWN_IMAGES = {  # data sets of the user's own images, of any size -> what data.root names
-    "folder": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg",
-    "files": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, label and split",
+    "folder": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg",
+    "files": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, "
+    "label and split",
     "own": "",
     "shards": "FOLDER, s3://... or http://... that holds train-*.tar and test-*.tar",
 }
@@ -86,6 +87,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
     ),
     "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.val_limit": (lambda v: v == "auto" or isinstance(v, int) and v >= 1, "auto, null or a whole number from 1"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
     "data.augment": (are_augmentations, ONE_OR_MORE),

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 IMAGES, VECTORS = "images", "vectors"
 LISTED = 20  # corrupt files named in the log
+LEAST_HELD_OUT = 200  # inputs that data.val_limit=auto leaves: thresholds and label sets are calibrated on them
 MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
 
 
@@ -100,12 +101,19 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     """Load what every process of a node may ask for at once; the first prepares the images, which can take minutes."""
     prepared = prepare(config)
     about = prepared.about
-    whole = whole_split(prepared, "train", None if labels_only else config)
+    whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
     train_rows, val_rows = holdout(whole.labels_N, config)
-    val = part(whole, val_rows)
+    held = part(whole, val_rows)
     if config.split == "given":
-        val = whole_split(prepared, "val", None if labels_only else config)
-    settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit)
+        held = whole_split(prepared, "val", None if labels_only else config)
+    val = limited(held, most_held_out(config, len(whole) - len(val_rows), len(held)))
+    test = limited(tested, config.test_limit)
+    cut = [
+        (name, len(some))
+        for name, some, every in (("val", val, held), ("test", test, tested))
+        if len(some) < len(every)
+    ]
+    settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit, *cut)
     return Source(
         name=config.name,
         class_names=list(about["class_names"]),
@@ -114,7 +122,7 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         size=config.size,
         train=part(whole, train_rows),
         val=val,
-        test=whole_split(prepared, "test", None if labels_only else config),
+        test=test,
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
         columns=columns_of(prepared),
@@ -222,6 +230,19 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
     if config.train_limit is not None:
         train_rows = train_rows[some_of_each(labels_N[train_rows], config.train_limit)]
     return train_rows, val_rows
+
+
+def most_held_out(config: DataConfig, num_train: int, num_held: int) -> int:
+    """Return how many of the held-out inputs are used: data.val_limit. num_train: before data.train_limit."""
+    if config.val_limit != "auto":
+        return num_held if config.val_limit is None else int(config.val_limit)
+    share = min(1.0, (config.train_limit or num_train) / num_train)
+    return max(LEAST_HELD_OUT, round(share * num_held))
+
+
+def limited(whole: Split, most: int | None) -> Split:
+    """Return at most so many inputs, as many of each class as possible."""
+    return whole if most is None or most >= len(whole) else part(whole, some_of_each(whole.labels_N, most))
 
 
 def some_of_each(labels_N: Tensor, most: int) -> Tensor:

@@ -55,6 +55,7 @@ class Job:
 
 def prepare(config: Config) -> Job:
     """All ranks call this before they join, so that a refusal does not wait for others."""
+    config = resume.as_begun(config)
     method, run = Method.to_train(config.method), Run.of(config)
     width, columns = sources.vector_columns(config.data) or (None, None)
     shape = (3, config.data.size, config.data.size) if width is None else (width,)
