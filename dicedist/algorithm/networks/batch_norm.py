@@ -72,14 +72,14 @@ def synchronise(module: nn.Module, total: Total) -> None:
 def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
     """Return the batch norms whose count of batches nothing reads: a fixed momentum, and no synchronization."""
     norms = (child for child in module.modules() if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d))
-    return [norm for norm in norms if norm.track_running_stats and norm.momentum is not None]
+    return [norm for norm in norms if norm.num_batches_tracked is not None and norm.momentum is not None]
 
 
 @contextlib.contextmanager
 def counted_together(norms: Sequence[nn.BatchNorm1d | nn.BatchNorm2d]) -> Iterator[None]:
     """Run one forward pass inside the context: its batch norms count the batch in one operation, not each by itself."""
     counting = [norm._buffers for norm in norms if norm.training]
-    counters = [buffers[COUNTER] for buffers in counting]
+    counters = [counter for buffers in counting if (counter := buffers[COUNTER]) is not None]
     for buffers in counting:
         buffers[COUNTER] = None
     try:
