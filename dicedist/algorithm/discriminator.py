@@ -13,7 +13,7 @@ rows, H hidden.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.messages import times
 from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, within_budget
-from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.randomness import generator, seed_for
+from dicedist.algorithm.recorded import Recorded
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
 
@@ -146,6 +147,7 @@ class Discriminator(Adversary):
         self.network = PairClassifier(num_members, feature_dim, self.num_classes)
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
         self.tables: dict[int, PairTable] = {}  # of all pairs, by product pairs per joint pair
+        self.recorded: Recorded | None = None  # the learning as a CUDA graph
         self.in_blocks = True  # on a CPU, where a block stays in the cache
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
@@ -208,9 +210,23 @@ class Discriminator(Adversary):
         self, optimizer: torch.optim.Optimizer, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> dict[str, Tensor]:
         """Step 3: num_steps steps of w, each on new samples and partners; then the batch is written to the memory."""
+        seeds = [seed_for(self.seed, "discriminator", *key, step) for step in range(self.config.num_steps)]
+        if self.config.graph and labels_B.is_cuda:
+            self.recorded = self.recorded or Recorded(partial(self.take_steps, optimizer))
+            return self.recorded(features, labels_B, now, seeds)
+        draws = [torch.Generator(labels_B.device).manual_seed(seed) for seed in seeds]
+        return self.take_steps(optimizer, features, labels_B, now, draws)
+
+    def take_steps(
+        self,
+        optimizer: torch.optim.Optimizer,
+        features: Features,
+        labels_B: Tensor,
+        now: ScheduleValues,
+        draws: Sequence[torch.Generator],
+    ) -> dict[str, Tensor]:
+        """Take one learning step for each generator, then write the batch to the memory."""
         labels_B = self.classes(labels_B)
-        steps = range(self.config.num_steps)
-        draws = [generator(labels_B.device, self.seed, "discriminator", *key, step) for step in steps]
         pairs = [within_budget(self.pairs_P2, self.config.budget, own) for own in draws]
         partners = Partners.of(labels_B, self.memory)
         targets_X1, weights_XB = self.targets(partners.found_B, len(pairs[0]))
@@ -244,7 +260,9 @@ class Discriminator(Adversary):
         return targets_X1, times(self.fraction(num_pairs), weights_XB / weights_XB.sum())
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr, foreach=True)
+        """The optimizer of a graph keeps its counters on the GPU."""
+        recorded = self.config.graph and self.network.first_bias.is_cuda
+        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr, foreach=True, capturable=recorded)
 
     def differentiate(self, compared: Comparison, targets_X1: Tensor, weights_XB: Tensor) -> Tensor:
         """Accumulate the gradients of the loss of equation 3 in w, and return w's logits."""
