@@ -38,8 +38,8 @@ class Recorded:
         for own, given in zip(self.inputs, (features.means_MBD, features.scales_MBD, labels_B), strict=True):
             own.copy_(given)
         self.covariance.fill_(now.covariance)
-        for draws, seed in zip(self.draws, seeds, strict=True):
-            draws.manual_seed(seed)
+        for generator, seed in zip(self.draws, seeds, strict=True):
+            generator.manual_seed(seed)
         self.graph.replay()
         return {name: value.clone() for name, value in self.values.items()}  # the next replay overwrites them
 
@@ -51,8 +51,8 @@ class Recorded:
         self.covariance = torch.zeros((), device=labels_B.device)
         self.draws = [torch.Generator(labels_B.device) for _ in range(num_generators)]
         graph, (means_MBD, scales_MBD, own_labels_B) = torch.cuda.CUDAGraph(), self.inputs
-        for draws in self.draws:
-            graph.register_generator_state(draws)
+        for generator in self.draws:
+            graph.register_generator_state(generator)
         scheduled = replace(now, covariance=cast(float, self.covariance))
         # Other threads, as those of NCCL and DALI, may go on with their own work meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
