@@ -112,6 +112,11 @@ def refuse_compile(how: bool | str) -> None:
         raise ValueError(f"compile={str(how).lower()} needs {lacking}: install it or leave compile out")
 
 
+def refuse_graph(records: bool) -> None:
+    if records and not torch.cuda.is_available():
+        raise ValueError("redundancy.graph=true records a CUDA graph, and there is no GPU here: leave it out")
+
+
 def python_header() -> Path:
     return Path(sysconfig.get_path("include"), "Python.h")
 

@@ -130,6 +130,7 @@ def check(config: Config) -> None:
     check_limits(config)
     check_rules(config)
     check_noise(config.redundancy)
+    check_graph(config.redundancy)
     if config.structure not in config.method.structures:
         raise ValueError(
             f"method={config.method.name} has no structure={config.structure}: "
@@ -173,6 +174,11 @@ def check_noise(redundancy: RedundancyConfig) -> None:
             f"redundancy.floor={redundancy.floor} lies under the predicted scale, and redundancy.scale="
             f"{redundancy.scale} asks for another: leave one of them out"
         )
+
+
+def check_graph(redundancy: RedundancyConfig) -> None:
+    if redundancy.graph and redundancy.ranks != 1:
+        raise ValueError("redundancy.graph=true records w of one rank: write redundancy.ranks=1, or leave graph out")
 
 
 def check_resuming(resuming: ResumingConfig) -> None:

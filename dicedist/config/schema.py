@@ -247,6 +247,8 @@ class RedundancyConfig(Frozen):
         default=1,
     )
 
+    graph: bool = key("true: on a GPU, record the learning of w as one CUDA graph", scope=Scope.START, default=False)
+
     @property
     def budget(self) -> int | None:
         """Pairs compared in a step; None: all, also while `auto` is not measured yet."""

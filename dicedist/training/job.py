@@ -6,7 +6,7 @@ from functools import cached_property
 from dicedist.algorithm.build import Extent
 from dicedist.algorithm.checks import check_batch_of_one, check_members
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.devices import refuse_compile, refuse_graph
 from dicedist.cluster.handshake import shake_hands
 from dicedist.cluster.placement import REPORTER, Placement, place
 from dicedist.cluster.process import this_rank, world_size
@@ -64,6 +64,7 @@ def prepare(config: Config) -> Job:
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
+        refuse_graph(config.redundancy.graph)
         refuse_unreadable(config.ood.sets, width, columns)
         # Placed here once without nodes, so that an impossible number of ranks is refused before ranks wait.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)

@@ -84,6 +84,13 @@ def test_cuda_graphs_without_a_gpu_are_refused():
         devices.refuse_compile("graphs")
 
 
+def test_a_graph_of_w_without_a_gpu_or_of_several_ranks_is_refused():
+    with pytest.raises(ValueError, match="redundancy.graph=true records a CUDA graph, and there is no GPU here"):
+        devices.refuse_graph(True)
+    with pytest.raises(ValueError, match="write redundancy.ranks=1"):
+        compose_config(["method=dice", "redundancy.graph=true", "redundancy.ranks=members"])
+
+
 def test_a_missing_compiler_is_named(gpus, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     devices.refuse_compile(False)
