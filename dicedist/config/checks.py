@@ -258,7 +258,7 @@ def check_network(network: NetworkConfig) -> None:
     if lacking and (given or network.is_dense):
         raise ValueError(f"network.{lacking[0]} is not set: write network=mlp or recipe=heads, which set it")
     if network.is_dense and network.depth == 1:
-        raise ValueError("network.depth=1: an mlp has at least 2 layers")
+        raise ValueError("network.depth=1: write a whole number from 2 for an mlp")
     if network.is_dense and network.enlarge is not None:
         raise ValueError("network.enlarge: an mlp reads images as they are, leave it out")
 

@@ -241,6 +241,7 @@ class RedundancyConfig(Frozen):
     )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+    width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
         "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
         scope=Scope.START,

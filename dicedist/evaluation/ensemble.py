@@ -246,7 +246,8 @@ class Ensemble(nn.Module):
         about = self.about
         if about.compared:
             classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            _, features, hidden = weights["w.slots_MDH"].shape
+            self.w = PairClassifier(len(about.compared), features, classes, hidden)
             self.w.to(self.device).load_state_dict(of_kind("w.", weights))
         if about.fusion is not None and self.fused is not None:
             known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
