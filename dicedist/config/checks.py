@@ -12,6 +12,7 @@ from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
     NOISES,
+    TRACKERS,
     Config,
     DataConfig,
     NetworkConfig,
@@ -50,6 +51,14 @@ def are_knots(value: Any) -> bool:
 
 def are_augmentations(value: Any) -> bool:
     return set(value) <= set(AUGMENTATIONS) if isinstance(value, list) else value in AUGMENTS
+
+
+def are_trackers(value: Any) -> bool:
+    """Return whether it is the name of a tracker, auto, none, or a list of different trackers."""
+    if isinstance(value, list):
+        names = set(map(str, value))
+        return names <= set(TRACKERS) and len(names) == len(value)
+    return value in ("auto", "none", *TRACKERS)
 
 
 KNOTS = "[[epoch, value], ...] with epochs rising from 0"
@@ -92,6 +101,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
     "data.augment": (are_augmentations, ONE_OR_MORE),
     "data.crop_area": (lambda v: len(v) == 2 and 0 < v[0] <= v[1] <= 1, "[least, most] shares above 0 and up to 1"),
+    "tracking.to": (
+        are_trackers, f"one of auto, none, {', '.join(TRACKERS)}, or a list of trackers, as [mlflow, tensorboard]"
+    ),
     "network.dropout": (is_share, "a number from 0 and below 1"),
 }  # fmt: skip
 

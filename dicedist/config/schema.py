@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
+from dicedist.config.extras import missing
+
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
 AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
@@ -17,6 +19,7 @@ NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
+TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
 
 class Scope(enum.Enum):
@@ -412,14 +415,25 @@ class DistributedConfig(Frozen):
 
 @dataclass
 class TrackingConfig(Frozen):
-    to: str = key("mlflow | none", choices=("mlflow", "none"))
+    to: Any = key(
+        "auto: MLflow if it is installed | mlflow | tensorboard | wandb | none | a list of trackers; written tracking="
+    )
     uri: str | None = key("null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder")
-    experiment: str = key("of MLflow")
+    experiment: str = key("of MLflow; the project of Weights & Biases")
     model: str | None = key(
         "images that the logged model takes: uint8 (NHWC) | float (NCHW, 0 to 1) | null: no model",
         choices=("uint8", "float", None),
     )
-    register: str | None = key("a name: the model is registered under it")
+    register: str | None = key("a name: MLflow registers the model under it, the best version as champion")
+    study: str | None = key("runs with the same name are nested in MLflow, grouped in Weights & Biases", default=None)
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
+        if self.to == "auto":
+            return [] if missing("mlflow") else ["mlflow"]
+        named = self.to if isinstance(self.to, list) else [self.to]
+        return [name for name in named if name != "none"]
 
 
 def sample_name(member: int, nth: int) -> str:
@@ -464,7 +478,7 @@ class Config(Frozen):
     )
     ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
-    tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
+    tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
     profile: bool = key(
         "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
         scope=Scope.START,
