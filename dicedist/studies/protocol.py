@@ -57,7 +57,7 @@ class Protocol:
         return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
 
     def common(self, method: str) -> dict[str, str]:
-        """The keys of every run of a method. Validation reads all that is held out, unless the setting says otherwise."""
+        """Return the keys of every run of a method. All held-out inputs are for validation, as ever in protocols."""
         return {"method": method, "tracking": "none", "data.val_limit": "null", **self.setting}
 
     def job(
