@@ -32,7 +32,7 @@ from dicedist.reporting.page import write_report
 from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job, num_devices, of_one_size, ranks_for
 from dicedist.runs.queue import Queue
-from dicedist.runs.run import Results
+from dicedist.runs.results import Results
 from dicedist.studies.objectives import objectives_of
 from dicedist.studies.outcome import conclude
 from dicedist.studies.search import Plan, Search

@@ -25,6 +25,11 @@ class Batch:
     margin: tuple[int, int] = (0, 0)  # inputs before and after `rows`: the partners that mixing needs, until trimmed
 
     @property
+    def fraction(self) -> float:
+        """The share of the whole batch that this rank sees."""
+        return len(self.labels_B) / self.size
+
+    @property
     def key(self) -> StepKey:
         return self.epoch, self.step_in_epoch
 

@@ -171,7 +171,9 @@ def parse_config(text: str, origin: object) -> Config:
         if "${" in str(value):
             raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
     config = typed(with_newer_keys(loaded), Config)
-    untrusted = {name: replace(getattr(config, name), trusted=False) for name in ("network", "data", "teacher")}
+    untrusted = {
+        name: replace(getattr(config, name), trusted=False) for name in ("network", "data", "teacher", "method")
+    }
     config = replace(config, **untrusted)
     check(config)
     return config

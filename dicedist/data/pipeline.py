@@ -99,7 +99,8 @@ class Loader:
             views: Iterator[Tensor] = iter(())
             if self.pipeline is not None:
                 plans, ahead = itertools.tee(plans)
-                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(ahead))))
+                raw = self.raw_batches(ahead, epoch)
+                views = stack.enter_context(contextlib.closing(self.pipeline.stream(raw)))
             for step, everyone, rows, loaded, drawn in plans:
                 size, indices_B, seen = len(everyone), everyone[loaded], zip(drawn, self.viewers, strict=True)
                 labels_B = to_device(self.split.labels_N[indices_B], self.device)
@@ -108,10 +109,7 @@ class Loader:
                 yield Batch(epoch, step, size, rows, indices_B, labels_B, mark, images, margin)
 
     def planned(self, epoch: int, start: int = 0) -> Iterator[Planned]:
-        if self.config.balance:
-            order_N = balanced_order(self.seed, epoch, self.split.labels_N)
-        else:
-            order_N = epoch_order(self.seed, epoch, len(self.split))
+        order_N = self.order(epoch)
         for step in range(start, num_batches(len(order_N), self.batch_size)):
             everyone = order_N[step * self.batch_size :][: self.batch_size]
             rows = share(len(everyone), self.replicas, self.replica)
@@ -119,15 +117,23 @@ class Loader:
             drawn = [self.draw(len(everyone), loaded, epoch, step, *viewer) for viewer in self.viewers]
             yield Planned(step, everyone, rows, loaded, drawn)
 
+    def order(self, epoch: int) -> Tensor:
+        if self.config.balance:
+            return balanced_order(self.seed, epoch, self.split.labels_N)
+        return epoch_order(self.seed, epoch, len(self.split))
+
     def draw(self, size: int, rows: slice, *where: int) -> Drawn | None:
-        if self.kind == "vectors":
+        if self.kind == "vectors" or self.split.outputs_N is not None:
             return None
         return draw(self.config, size, self.seed, *where, encoded=self.encoded is not None).of(rows)
 
-    def raw_batches(self, plans: Iterable[Planned]) -> Iterator[RawBatch | RawEncoded]:
+    def raw_batches(self, plans: Iterable[Planned], epoch: int) -> Iterator[RawBatch | RawEncoded]:
         """Yield the inputs of each view. The pipeline reads them ahead of the step."""
         for _, everyone, _, rows, drawn in plans:
-            if self.encoded is None:
+            if self.split.outputs_N is not None:
+                turns = (epoch + sum(viewer) for viewer in self.viewers)
+                yield from (RawBatch(self.split.take_outputs(everyone[rows], turn), None) for turn in turns)
+            elif self.encoded is None:
                 inputs_B = self.split.take(everyone[rows])
                 yield from (RawBatch(inputs_B, one) for one in drawn)
             else:
@@ -140,6 +146,8 @@ class Loader:
 
 
 def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: torch.device) -> Pipeline:
+    if source.trunk is not None:
+        return Unchanged(device)
     if source.kind == "images" and device.type in ("cpu", "cuda") and uses_dali(config):
         from dicedist.data.dali import DaliBoxes, DaliDecoder, DaliPipeline
 
@@ -147,6 +155,16 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
         encoded = isinstance(source.train.inputs_R, Encoded)
         return (decoder if encoded else DaliPipeline)(config, source, batch_size, device)
     return TorchPipeline(config, source, device)
+
+
+class Unchanged:
+    """Outputs of a frozen trunk, which has read normalized images."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
+        yield from (to_device(batch.inputs_B, self.device) for batch in raw)
 
 
 class TorchPipeline:
@@ -218,11 +236,18 @@ def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
 def evaluation_batches(
     split: Split, source: Source, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order."""
+    """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order.
+
+    Of a split that a frozen trunk has read, its outputs.
+    """
     normalize = Normalize(source, device)
     for start in range(0, len(split), batch_size):
         indices_B = torch.arange(start, min(start + batch_size, len(split)))
-        yield normalize(to_device(split.take(indices_B), device)), to_device(split.labels_N[indices_B], device)
+        labels_B = to_device(split.labels_N[indices_B], device)
+        if split.outputs_N is not None:
+            yield to_device(split.outputs_N[indices_B, 0], device), labels_B
+        else:
+            yield normalize(to_device(split.take(indices_B), device)), labels_B
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -5,8 +5,9 @@ Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C 
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import plural, printable
+from dicedist.console.lines import plural, printable, redacted
 from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
@@ -34,6 +35,7 @@ class Split:
     inputs_R: Tensor | Encoded | Items | None  # uint8 images or float32 vectors, mapped and shared; None: labels only
     labels_N: Tensor  # int64
     rows_N: Tensor | None = None  # which rows of the inputs; None: all, in order
+    outputs_N: Tensor | None = None  # float32 [N, views, ...]: a frozen trunk's, which members read instead of inputs
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -46,6 +48,12 @@ class Split:
     def rows_of(self, indices_B: Tensor) -> Tensor:
         return indices_B if self.rows_N is None else self.rows_N[indices_B]
 
+    def take_outputs(self, indices_B: Tensor, turn: int) -> Tensor:
+        """Copy a view of each input's outputs: with every turn the next view, and inputs side by side have others."""
+        assert self.outputs_N is not None
+        views = self.outputs_N.shape[1]
+        return self.outputs_N.flatten(0, 1).index_select(0, indices_B * views + (indices_B + turn) % views)
+
     @property
     def images_NHWC(self) -> Tensor:
         """Return all images of the split: a copy, unless the split is everything that the files hold."""
@@ -53,6 +61,11 @@ class Split:
         if self.rows_N is None and isinstance(self.inputs_R, Tensor):
             return self.inputs_R
         return self.take(torch.arange(len(self)))
+
+
+class Reads(Protocol):
+    def read(self, split: Split, source: "Source") -> Split:
+        """Return the split with outputs."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +80,16 @@ class Source:
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
     kind: str = IMAGES  # or vectors
+    trunk: "Reads | None" = None  # frozen: it reads every split once, for members to read its outputs
+    columns: tuple[str, ...] | None = None  # the names of a vector's values, if their table has any
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def seen(self, split: Split) -> Split:
+        """Return a split of any images as members see it: with the outputs of the trunk, if there is one."""
+        return split if self.trunk is None or split.outputs_N is not None else self.trunk.read(split, self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,7 +104,9 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
     train_rows, val_rows = holdout(whole.labels_N, config)
     held = part(whole, val_rows)
-    val = limited(held, most_held_out(config, len(whole) - len(held), len(held)))
+    if config.split == "given":
+        held = whole_split(prepared, "val", None if labels_only else config)
+    val = limited(held, most_held_out(config, len(whole) - len(val_rows), len(held)))
     test = limited(tested, config.test_limit)
     limits = (("val", val, held), ("test", test, tested))
     cut = [(name, len(some)) for name, some, every in limits if len(some) < len(every)]
@@ -101,7 +122,19 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         test=test,
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
+        columns=columns_of(prepared),
     )
+
+
+def of_run(data: DataConfig, root: str | None = None, trusted: bool = False) -> DataConfig:
+    """Return the data of a run that may be a stranger's: only a command names an address to read from, or trusts code.
+
+    root, trusted: of the command.
+    """
+    if root is None and data.root is not None and "://" in data.root:
+        place = redacted(data.root)
+        raise ValueError(f"the run reads its data from {place}: add data.root={place} if you trust that address")
+    return replace(data, root=root or data.root, download=False, trusted=trusted)
 
 
 def prepare(config: DataConfig) -> Prepared:
@@ -132,10 +165,15 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
             raise ValueError(f"{split}/{class_names[int(counts.argmin())]}: none of its images can be decoded")
 
 
-def vector_width(config: DataConfig) -> int | None:
-    """Return the values of an input if inputs are vectors; None for images, which are not prepared for it."""
+def vector_columns(config: DataConfig) -> tuple[int, tuple[str, ...] | None] | None:
+    """Return the number of values of a vector and their names, if known; None for images, which are not prepared."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
-    return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
+    return (len(prepared.about["mean"]), columns_of(prepared)) if prepared and holds_vectors(prepared) else None
+
+
+def columns_of(prepared: Prepared) -> tuple[str, ...] | None:
+    names = prepared.about.get("columns")
+    return None if names is None else tuple(names)
 
 
 def holds_vectors(prepared: Prepared) -> bool:
@@ -164,8 +202,10 @@ def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Enc
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
+    """Of a frozen trunk's outputs only the first view, which evaluation reads."""
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
-    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N)
+    outputs_N = None if whole.outputs_N is None else whole.outputs_N[:, :1][chosen_N]
+    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N, outputs_N)
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ def most_ranks(config: Config) -> int | None:
 
 
 def needs_w(config: Config) -> bool:
-    return Method(config.method).counterpart is not None
+    return Method.to_train(config.method).counterpart is not None
 
 
 def of_one_size(jobs: Sequence[Job], ranks: int) -> tuple[list[Job], int | None]:

@@ -57,7 +57,7 @@ class Protocol:
         return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
 
     def common(self, method: str) -> dict[str, str]:
-        """Return the keys of every run of a method. All held-out inputs are for validation, as ever in protocols."""
+        """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting differs."""
         return {"method": method, "tracking": "none", "data.val_limit": "null", **self.setting}
 
     def job(

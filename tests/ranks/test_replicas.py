@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dicedist.algorithm.batch import share
-from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronise
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronise
 from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, side_for, weights_of
@@ -123,6 +123,24 @@ def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
     for one, other in zip(synced.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(synced.eval()(inputs), plain.eval()(inputs))
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, SyncBatchNorm, nn.SyncBatchNorm])
+def test_statistics_untouched_leaves_every_kind_of_batch_norm_alone(kind):
+    """torch's own synchronized one has kernels on GPUs only: here it is asked what it would do."""
+    norm = nn.BatchNorm2d(4)
+    if kind is SyncBatchNorm:
+        norm = SyncBatchNorm(norm, lambda values: values)
+    elif kind is nn.SyncBatchNorm:
+        norm = nn.SyncBatchNorm(4)
+    before, counter = {name: buffer.clone() for name, buffer in norm.named_buffers()}, norm.num_batches_tracked
+    with statistics_untouched(norm):
+        if kind is nn.SyncBatchNorm:
+            assert norm.momentum == 0 and norm.num_batches_tracked is not counter
+        else:
+            norm(torch.randn(6, 4, 3, 3))
+    assert norm.momentum == 0.1 and norm.num_batches_tracked is counter
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())
 
 
 def test_a_large_mean_does_not_drown_the_variance():

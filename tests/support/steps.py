@@ -38,7 +38,8 @@ CASES = [
 
 
 def configured(size, *overrides):
-    return compose_config(["data=shapes", "network=resnet8", "epochs=2", f"ensemble.size={size}", *overrides])
+    base = ["data=shapes", "network=resnet8", "epochs=2", "log.every_steps=1"]
+    return compose_config([*base, f"ensemble.size={size}", *overrides])
 
 
 def side_for(method):

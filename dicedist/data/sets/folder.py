@@ -5,6 +5,7 @@ A list has the columns path, label and split. Images in root/<class>/ are split 
 data=folder decodes them once and keeps them at one size; data=files only lists them, and decodes them on the fly.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.images import Fit, decode_file, moments
 from dicedist.data.prepared import NewArray, Prepared, prepare
 from dicedist.data.reading import SPLITS, for_test, shown
-from dicedist.data.sets.vectors import columns_of
+from dicedist.data.sets.vectors import columns_of, refuse_missing, words_in
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ def prepare_files(config: DataConfig, root: Path) -> Prepared:
         return {**index(listings, class_names, config, new_array), "kind": "files", "folder": str(folder)}
 
     every = [folder / path for images in found.values() for path, _ in images]
-    settings = (root.name, config.size, config.label_column, *division(root, config))
+    listed = hashlib.sha256(root.read_bytes()).hexdigest() if root.is_file() else None
+    settings = (root.name, listed, config.size, config.label_column, *division(root, config))
     return prepare("files", folder, every, build, *settings)
 
 
@@ -139,7 +141,8 @@ def from_list(file: Path, config: DataConfig) -> tuple[list[str], dict[str, Foun
     columns = columns_of(file)
     if lacking := [name for name in ("path", config.label_column, "split") if name not in columns]:
         raise ValueError(f"{file} has no column {lacking[0]}: write path, {config.label_column} and split in it")
-    labels = [str(label) for label in columns[config.label_column]]
+    labels = words_in(columns[config.label_column])
+    refuse_missing(labels, file)
     names = sorted(set(labels), key=int if all(map(str.isdigit, labels)) else str)
     if len(names) < 2:
         raise ValueError(f"{file} names {len(names)} classes, two are the least")
