@@ -53,6 +53,7 @@ def run(arguments: Sequence[str]) -> None:
         request.images,
         request.network.trusted,
         asked=asdict(request.calibration),
+        which=request.checkpoint,
     )
     output = Path(request.output or source.exported(default_name(ensemble.about.members, request.members, format_)))
     images, described = images_to_check(source, ensemble.about)

@@ -55,7 +55,12 @@ def run(arguments: Sequence[str]) -> None:
     paths = files_named([word for word in arguments if not SETTING.match(word)])
     source = Run.open(request.run)
     ensemble = load_ensemble(
-        source, request.members, request.average, trusted=request.network.trusted, asked=asdict(request.calibration)
+        source,
+        request.members,
+        request.average,
+        trusted=request.network.trusted,
+        asked=asdict(request.calibration),
+        which=request.checkpoint,
     )
     note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
     tune_malloc()

@@ -56,11 +56,11 @@ def run(arguments: Sequence[str]) -> None:
     swept, jobs = combinations(options.overrides, directory, options.name)
     if not jobs:
         raise ValueError("a range without a number gives no run: write range(0,3) for 0, 1 and 2")
-    jobs, size = of_one_size(jobs, options.nproc)  # reads every config: a misspelt key ends it before the first job
+    # This reads every config: a misspelled key ends the sweep before the first job.
+    ranks = options.nproc or max(ranks_for(job.config) for job in jobs)
+    jobs, size = of_one_size(jobs, ranks)
     if size is not None:
         say(f"ensemble.size=auto would differ between these runs: {size} members in each, so that they compare")
-    most = max(ranks_for(job.config) for job in jobs)
-    ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
     directory.mkdir(parents=True, exist_ok=True)
     say(

@@ -7,7 +7,7 @@ Legend: M members, N inputs, K classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 from dicedist import metrics
 from dicedist.config.checks import check_calibration
 from dicedist.config.schema import CalibrationConfig
-from dicedist.console.lines import warn
+from dicedist.console.lines import plural, warn
 from dicedist.evaluation.about import About, misfits
-from dicedist.metrics import conformal
+from dicedist.metrics import abstention, conformal
 from dicedist.runs.results import Results
 
 LOGITS, LABELS, SCORES = "calibration.logits", "calibration.labels", "calibration.ood_scores"  # in logits.safetensors
@@ -39,6 +39,12 @@ class Calibration:
     coverage: float | None
     threshold: float  # the lowest confidence that is answered
     ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
+    # Not in results and exports of earlier versions:
+    guarantee: float | str | None = None  # of the risk; None: it is that of the inputs which chose the threshold
+    temperature_spread: float | None = None  # half the width of its 95 % interval
+    answered: int | None = None  # inputs that reach the threshold, and how many of them are answered wrongly
+    wrong: int | None = None
+    fewest: int | None = None  # inputs behind a quantile; with per_class, of the smallest class
 
 
 def parsed(values: Any, num_classes: int | None = None) -> Calibration:
@@ -79,18 +85,39 @@ def fit(
             raise
         warn(f"no sets of labels: {error}")
         quantiles = None
-    risk = config.risk if config.coverage is None else None
-    threshold = conformal.abstention_threshold(confidence_N, predictions_N == labels_N, risk, config.coverage)
-    if threshold == conformal.NEVER:
-        warn(f"no confidence keeps calibration.risk={risk} on {config.source} images: the ensemble abstains always")
+    right_N = predictions_N == labels_N
+    threshold = lowest_answered(confidence_N, right_N, config)
+    answered_N = conformal.reaches(confidence_N, threshold)
+    counts_K = labels_N.bincount(minlength=p_NK.shape[1])
     return Calibration(
-        **{**asdict(config), "risk": risk},
+        **{**asdict(config), "risk": config.risk if config.coverage is None else None},
         num_inputs=len(labels_N),
         temperature=temperature,
         quantiles=quantiles,
         threshold=threshold,
         ood_threshold=None if ood_scores_N is None else conformal.acceptance_threshold(ood_scores_N),
+        temperature_spread=metrics.temperature_spread(averaged_NK, labels_N, temperature),
+        answered=int(answered_N.sum()),
+        wrong=int((answered_N & ~right_N).sum()),
+        fewest=int(counts_K.min()) if config.per_class else len(labels_N),
     )
+
+
+def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationConfig) -> float:
+    """Return the abstention threshold, and warn where the risk cannot be kept."""
+    if config.coverage is not None:
+        return abstention.coverage_threshold(confidence_N, config.coverage)
+    assert config.risk is not None, "a training has a risk or a coverage"
+    threshold = abstention.risk_threshold(confidence_N, right_N, config.risk, config.guarantee)
+    if threshold == abstention.NEVER:
+        needed, number = abstention.answers_needed(config.risk, config.guarantee), plural(len(right_N), "image")
+        few = f", which takes {needed} right answers at the least" if len(right_N) < needed else ""
+        warn(
+            f"{number} of {config.source} cannot show that at most calibration.risk={config.risk:g} of the answers are "
+            f"wrong (calibration.guarantee={config.guarantee}){few}: the ensemble abstains always; hold out more, "
+            "allow a higher risk, or write calibration.coverage=0.8"
+        )
+    return threshold
 
 
 def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str, Tensor]:
@@ -157,7 +184,7 @@ def of_results(
     result: evaluation.json. asked: keys of `calibration`, None where they are the run's. None without a calibration.
     """
     try:
-        whole = parsed({entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
+        whole = parsed({name: result["calibration"][name] for name in known_in(result["calibration"])})
         evaluated = result["member_ids"]
         if (evaluated, result["average"]) == (members, average) and set(asked.values()) <= {None}:
             return whole
@@ -168,7 +195,14 @@ def of_results(
             raise ValueError(f"{results.logits_file} is damaged")
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    own = CalibrationConfig(**{entry.name: getattr(whole, entry.name) for entry in fields(CalibrationConfig)})
+    own = CalibrationConfig(
+        **{entry.name: result["calibration"].get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
+    )
     scores_N = saved.get(SCORES) if members == evaluated else None
     strict = asked.get("alpha") is not None
     return fit(logits_MNK, labels_N, average, aimed(own, asked), scores_N, strict)
+
+
+def known_in(saved: Mapping[str, Any]) -> list[str]:
+    """Return the fields to take from saved results, which may be of an earlier version; KeyError if one is missing."""
+    return [entry.name for entry in fields(Calibration) if entry.name in saved or entry.default is MISSING]

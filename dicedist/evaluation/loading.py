@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.discriminator import Discriminator
@@ -24,6 +24,7 @@ from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
+from dicedist.runs.pretrained import read_once
 from dicedist.runs.run import Run
 
 
@@ -35,13 +36,14 @@ def load_ensemble(
     trusted: bool = False,
     tell: Callable[[str], None] = warn,
     asked: Mapping[str, Any] | None = None,
+    which: str | None = None,
 ) -> Ensemble:
     """members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
 
-    asked: targets of the calibration other than the run's.
+    asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(tell), run.config(), run.plan()
+    found, config, plan = run.checkpoint(tell, which), run.config(), run.plan()
     method, inputs = Method(config.method), inputs_and_classes(config, found)
     about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
     about = replace(about, **calibrated(run, found, about, asked or {}, tell))
@@ -58,6 +60,15 @@ def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[i
     """The members at some places, to be evaluated on this rank."""
     weights = member_weights(about, config, found, held, ("encoder", "classifier", "bottleneck.scale"))
     return restored(about, trusted, weights, found.path, held)
+
+
+def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Source) -> Source:
+    """Let the members of a shard read what a frozen trunk has made of the images, once for all evaluations."""
+    if not (config.network.freezes_trunk and shard.held):
+        return source
+    trunk, shard.trunk = shard.trunk, nn.Identity()
+    source = replace(source, mean=tuple(shard.about.mean), std=tuple(shard.about.std))
+    return read_once(source, config, plan, trunk)
 
 
 def evaluator_of(
@@ -125,7 +136,7 @@ def describe(
 
 def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
     """Describe the fused classifier, so that it can be built; None if the method has none."""
-    for name, term in zip(config.method.terms, method.terms, strict=True):
+    for name, term in zip(config.method.terms, method.terms, strict=False):  # the user's own terms follow them
         if term.fused_head() is not None:
             every = sizes(config, method, plan, num_classes)
             return {"term": name, "sizes": [asdict(size) for size in every]}
@@ -203,8 +214,9 @@ def head_weights(about: About, config: Config, method: Method, found: Checkpoint
 
 def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
     """The weights that are evaluated and exported: those of the last step, or their moving average."""
-    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
-    return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))
+    tensors = checkpoint.tensors_of(found, part)
+    averaged = checkpoint.of_kind(AVERAGED_WEIGHTS, tensors) if config.uses_average else {}
+    return averaged or checkpoint.of_kind(WEIGHTS, tensors)  # a frozen part has no average
 
 
 def chosen_members(wanted: list[int] | None, size: int) -> list[int]:

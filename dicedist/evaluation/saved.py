@@ -20,7 +20,7 @@ from dicedist.data.sources import Source
 from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.loading import describe, evaluator_of, load_shard, members_or_student
+from dicedist.evaluation.loading import behind_frozen_trunk, describe, evaluator_of, load_shard, members_or_student
 from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
 from dicedist.runs.results import Results, origin
@@ -29,7 +29,7 @@ from dicedist.runs.run import Run
 
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
-    found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None)
+    found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
     config, plan = run.config(), run.plan()
     data = sources.of_run(config.data, request.data.root, request.data.trusted)
     config = replace(config, data=data, network=replace(config.network, trusted=request.network.trusted))
@@ -62,6 +62,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     with joined(config.distributed.timeout) as world:
         shard = load_shard(about, config, found, placement.members_on(this_rank()), config.network.trusted)
         shard = as_in_training(shard.to(world.device))
+        source = behind_frozen_trunk(shard, config, plan, source)
         stage, heads = (Progress, found) if world.reports else (silent, None)
         evaluator = evaluator_of(config, method, plan, shard, source, world.control, placement.host_of, stage, heads)
         fresh = request.estimator == "fresh"
@@ -96,6 +97,8 @@ def results_for(
     label = []
     if len(about.members) < size:
         label.append(f"members-{'-'.join(map(str, about.members))}")
+    if request.checkpoint == "last" and config.checkpoint.best:
+        label.append("checkpoint-last")
     if about.average != config.evaluate.average:
         label.append(f"average-{about.average}")
     if folds != config.evaluate.folds:

@@ -13,8 +13,8 @@ from dicedist.data.sources import Source
 from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.ensemble import Ensemble, as_in_training
 from dicedist.evaluation.loading import load_ensemble
-from dicedist.runs.pretrained import digest
 from dicedist.runs.run import Run
+from dicedist.runs.weights import digest
 
 
 class Teacher(nn.Module):

@@ -7,7 +7,7 @@ Examples:
     (1.0, 0.17)
 """
 
-from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace
+from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace, temperature_spread
 from dicedist.metrics.diversity import diversity, pairwise
 from dicedist.metrics.ood import ood
 from dicedist.metrics.scoring import (
@@ -52,6 +52,7 @@ __all__ = [
     "risk_coverage",
     "split_half",
     "tace",
+    "temperature_spread",
     "training_measures",
     "validation_measures",
 ]

@@ -82,7 +82,7 @@ class Recorded:
             "data.name": f"{config.data.name} {config.data.root}" if config.data.name in OWN else config.data.name,
             "network.name": config.network.label,
             "method.name": config.method.name,
-            "method.title": config.method.title or config.method.name,
+            "method.title": config.method.label,
             "method.meaning": config.method.meaning or f"terms {json.dumps(config.method.terms)}",
             "terms": json.dumps(config.method.terms),
             "ensemble": f"{size}-{config.structure}" + (f" x {config.samples}" if config.samples > 1 else ""),

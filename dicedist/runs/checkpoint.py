@@ -87,7 +87,7 @@ def complete(
     manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
     publish(folder, step, dump_checked(manifest).encode())
     losses = {step_of(path): loss_in(manifest_in(path)) for path in saved(folder)}
-    for old in superfluous(losses, step, keep):
+    for old in superfluous(losses, step, keep, best_step(about)):
         if path_of(folder, old) != spared:
             shutil.rmtree(path_of(folder, old), ignore_errors=True)
 
@@ -103,16 +103,22 @@ def publish(folder: Path, step: int, manifest: bytes) -> None:
     sync(folder)
 
 
-def superfluous(losses: Mapping[int, float | None], last: int, keep: int) -> list[int]:
-    """Return the steps of the checkpoints that may go. The last ones stay, and the last one from before the loss rose,
-    to which a run that diverges can go back.
+def best_step(about: Mapping[str, Any]) -> int | None:
+    """Return the step of the best validation, as a manifest says; None if the run keeps none."""
+    best = about.get("best")
+    return int(best["step"]) if best else None
+
+
+def superfluous(losses: Mapping[int, float | None], last: int, keep: int, best: int | None = None) -> list[int]:
+    """Return the steps of the checkpoints that may go. The last ones stay, the one of the best validation, and the last
+    one from before the loss rose, to which a run that diverges can go back.
 
     losses: by step. The run went back behind the checkpoints after `last`.
     """
     before = sorted(step for step in losses if step <= last)
     known = {step: loss for step in before if (loss := losses[step]) is not None}
     calm = [step for step, loss in known.items() if loss <= RISEN * min(known.values())]
-    stay = {*before[-keep:], *calm[-1:]}
+    stay = {*before[-keep:], *calm[-1:], best}
     return [step for step in sorted(losses) if step not in stay]
 
 
@@ -287,7 +293,7 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
             like = parameters[name]
             if value.dim():
                 value = torch.empty_like(like).copy_(value)
-            elif optimizer.defaults.get("fused"):  # its counters are on the device, those of others on the CPU
+            elif optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"):  # others count on the CPU
                 value = value.to(like.device)
             optimizer.state[like][key] = value
 

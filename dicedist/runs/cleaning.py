@@ -39,6 +39,8 @@ def find_removable(runs: Path) -> list[Removable]:
         except ValueError as error:
             warn(f"{error}; {run} is left alone")
             continue
-        older = [path for path in checkpoint.saved(run.checkpoints) if newest is not None and path != newest.path]
+        best = None if newest is None else checkpoint.best_step(newest.about)
+        kept = (newest.step, best) if newest is not None else ()
+        older = [path for path in checkpoint.saved(run.checkpoints) if kept and checkpoint.step_of(path) not in kept]
         found += [Removable("checkpoints", path, "a newer one is intact", run) for path in older]
     return found

@@ -71,6 +71,15 @@ def ensemble_size(config: Config) -> int | str:
     return found.plan.num_members if found else config.ensemble.size
 
 
+def as_begun(config: Config) -> Config:
+    """Return the config with the validation set of the run that it continues: earlier versions did not cut it."""
+    data = config.data
+    if data.val_limit != "auto" or data.train_limit is None:
+        return config
+    found = saved_anywhere(Run.of(config), config)
+    return replace(config, data=replace(data, val_limit=found.config.data.val_limit)) if found else config
+
+
 def is_new_run(run: Run, config: Config) -> bool:
     """Tell if it is known already that there is nothing to continue from."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)

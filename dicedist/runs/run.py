@@ -9,7 +9,8 @@ runs/NAME/
     evaluation.json logits.safetensors gallery.safetensors report.html      results
     evaluations/LABEL/                  results of some members, of another average, of an earlier step
     ensemble.pt2 member-0.onnx ...      what `export` wrote
-    mirror.json                         how much of it MLflow has received
+    mirror.json mirror-wandb.json ...   how much of it each tracker has received
+    events.out.tfevents... wandb/       what TensorBoard reads; what Weights & Biases keeps of it
 """
 
 import hashlib
@@ -117,9 +118,14 @@ class Run(Results):
         """Keys that were changed on purpose between two starts."""
         return self.directory / "changes.jsonl"
 
+    def mirror_file(self, tracker: str) -> Path:
+        """The state of a tracker; MLflow was the only one once, so its file has no name in it."""
+        return self.directory / ("mirror.json" if tracker == "mlflow" else f"mirror-{tracker}.json")
+
     @property
-    def mirror_file(self) -> Path:
-        return self.directory / "mirror.json"
+    def event_files(self) -> list[Path]:
+        """The files that TensorBoard reads."""
+        return sorted(self.directory.glob("events.out.tfevents.*"))
 
     def copy_file(self, uri: str) -> Path:
         """What a second store of MLflow has received."""
@@ -135,8 +141,12 @@ class Run(Results):
         return self.directory / ".lock.owner"
 
     @property
-    def mirror_lock_file(self) -> Path:
-        return self.directory / ".mirror.lock"
+    def wandb_folder(self) -> Path:
+        """The folder that Weights & Biases makes in a folder that it is given."""
+        return self.directory / "wandb"
+
+    def mirror_lock_file(self, tracker: str) -> Path:
+        return self.directory / f".mirror-{tracker}.lock"
 
     @property
     def mark_file(self) -> Path:
@@ -162,7 +172,7 @@ class Run(Results):
         """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
         return [
             self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,
-            self.records_file, self.system_file, self.mirror_file, *self.files,
+            self.records_file, self.system_file, self.mirror_file("mlflow"), self.mirror_file("wandb"), *self.files,
         ]  # fmt: skip
 
     @property
@@ -201,10 +211,11 @@ class Run(Results):
                 copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
-    def checkpoint(self, tell: Callable[[str], None] = warn) -> Checkpoint:
-        """The last intact checkpoint; if there is none, a ValueError says what is wrong.
+    def checkpoint(self, tell: Callable[[str], None] = warn, which: str | None = None) -> Checkpoint:
+        """Return the checkpoint to read; a ValueError says why there is none.
 
-        tell: receives a warning if it is not the newest.
+        which: last | best; None: the best if the run keeps it (checkpoint.best). tell: receives a warning if the last
+        one is damaged and an earlier one takes its place.
         """
         reasons: list[str] = []
         found = self.newest_checkpoint(reasons.append)
@@ -212,7 +223,15 @@ class Run(Results):
             raise ValueError(f"{self} has no intact checkpoint{f': {reasons[0]}' if reasons else ''}")
         if reasons:
             tell(f"{reasons[0]}; {found.path.name} is used instead")
-        return found
+        best = checkpoint.best_step(found.about)
+        if which == "best" and best is None:
+            raise ValueError(f"{self} keeps no best checkpoint: train with checkpoint.best=val/nll, or leave it out")
+        if which == "last" or best in (None, found.step):
+            return found
+        try:
+            return checkpoint.read(checkpoint.path_of(self.checkpoints, best))
+        except ValueError as error:
+            raise ValueError(f"{error}: it was the best one, checkpoint=last reads the last") from error
 
     def results_of(self, found: Checkpoint) -> tuple[Results, dict[str, Any]] | None:
         """The results of this checkpoint, of the weights that the config names, with their folder; None without any."""
@@ -227,7 +246,8 @@ class Run(Results):
         """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
         found = self.newest_checkpoint()
         if found is not None and found.complete:
-            if self.result(found.step) is not None or (self.result() is None and not self.config().evaluate.test):
+            evaluated = checkpoint.best_step(found.about) or found.step
+            if self.result(evaluated) is not None or (self.result() is None and not self.config().evaluate.test):
                 return "FINISHED"
         return "KILLED" if self.stopped_file.exists() else "FAILED"
 

@@ -169,15 +169,21 @@ class Uploads(NoUploads):
             self.send_file(path)
 
     def send_newest(self, there: dict[int, bytes]) -> None:
-        """Send the newest checkpoint, if the bucket lacks it; earlier ones are not sent any more."""
+        """Send the newest checkpoint and the best one, if the bucket lacks them; others are not sent any more."""
         saved = checkpoint.saved(self.run.checkpoints)
         if not saved:
             return
-        self.sending = saved[-1]
-        step, text = checkpoint.step_of(saved[-1]), (saved[-1] / MANIFEST).read_bytes()
+        best = checkpoint.best_step(checkpoint.read(saved[-1], []).about)
+        for path in [path for path in saved if path == saved[-1] or checkpoint.step_of(path) == best]:
+            self.send_checkpoint(path, there)
+        self.thin_out(there, checkpoint.step_of(saved[-1]), best)
+
+    def send_checkpoint(self, path: Path, there: dict[int, bytes]) -> None:
+        self.sending = path
+        step, text = checkpoint.step_of(path), (path / MANIFEST).read_bytes()
         if there.get(step) == text:
             return
-        found = checkpoint.read(saved[-1])
+        found = checkpoint.read(path)
         there.pop(step, None)
         self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])
         for name, (_, sha256) in found.files.items():
@@ -185,12 +191,11 @@ class Uploads(NoUploads):
         self.lease.confirm()
         self.bucket.write(f"{folder_of(step)}/{MANIFEST}", text)
         there[step] = text
-        self.thin_out(there, step)
 
-    def thin_out(self, there: dict[int, bytes], last: int) -> None:
+    def thin_out(self, there: dict[int, bytes], last: int, best: int | None) -> None:
         """Remove checkpoints as on the disk, and every checkpoint without a manifest."""
         losses = {step: checkpoint.loss_in(text) for step, text in there.items()}
-        for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
+        for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep, best):
             del there[step]
         names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
         self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # they go first

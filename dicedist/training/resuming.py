@@ -18,7 +18,7 @@ from dicedist.training.job import Job
 
 @dataclass(frozen=True)
 class State:
-    """Where a run goes on."""
+    """The point from which a run continues."""
 
     plan: Plan
     done: int  # steps
@@ -44,19 +44,19 @@ def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories,
             "weights": plan.weights_sha256,
             "teacher": plan.teacher_sha256,
         }
-    told = world.control.tell(note)
-    if told["data"] != digest:
+    from_rank_0 = world.control.tell(note)
+    if from_rank_0["data"] != digest:
         raise ValueError(f"the {job.source.kind} on {world.host} are not those of rank 0: give all nodes the same data")
-    if teacher is not None and told["teacher"] != plan.teacher_sha256:
+    if teacher is not None and from_rank_0["teacher"] != plan.teacher_sha256:
         raise ValueError(f"the teacher on {world.host} is not that of rank 0: give all nodes the same run")
-    sees_folder = resume.sees(run, told["mark"])
-    if told["step"] is None:
-        job.pretrained.load(hosted, told["weights"], world.host)
+    sees_folder = resume.sees(run, from_rank_0["mark"])
+    if from_rank_0["step"] is None:
+        job.pretrained.load(hosted, from_rank_0["weights"], world.host)
         state = State(plan, 0, 0, None, sees_folder)
     else:
-        paths.expect(told["files"])
-        about = restore(job, world, hosted, [*hosted.parts, *paths.parts], told["step"], sees_folder)
-        state = State(plan, told["step"], about["validated"], about["records"], sees_folder)
+        paths.expect(from_rank_0["files"])
+        about = restore(job, world, hosted, [*hosted.parts, *paths.parts], from_rank_0["step"], sees_folder)
+        state = State(plan, from_rank_0["step"], about["validated"], about["records"], sees_folder)
     world.control.barrier()
     if begins is not None:
         resume.commit(run, job.config, begins, warn)
@@ -73,6 +73,6 @@ def restore(
     with reachable(saved, lacking, world.control, world.transfer) as path:
         found = checkpoint.read(path, names, expected=step)
         checkpoint.restore(found, parts)
-    for part in hosted.learners[:1]:
-        hosted.precision.scaler.load_state_dict(found.about["loss_scales"][part.name])
+    if hosted.learners:  # all parts of a rank share one loss scale, saved under the name of each
+        hosted.precision.scaler.load_state_dict(found.about["loss_scales"][hosted.learners[0].name])
     return found.about

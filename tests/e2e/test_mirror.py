@@ -18,8 +18,7 @@ from dicedist import mirror as command
 from dicedist.config import compose_config
 from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
-from dicedist.tracking import tracker
-from dicedist.tracking.mlflow import mirror
+from dicedist.tracking import mirror, tracker
 from dicedist.tracking.mlflow.store import without_password
 from tests.support.servers import Server, mirror_of
 
@@ -209,18 +208,19 @@ def test_records_whose_receipt_was_lost_are_not_sent_twice(store, tmp_path, monk
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     sender = mirror_of(directory)
     sender.begin()
-    send = sender.client.log_batch
+    client_of = sender.destination.client
+    send = client_of.log_batch
 
     def send_and_break(*arguments, **named):
         send(*arguments, **named)
         raise ConnectionResetError("in the middle of the answer")
 
-    monkeypatch.setattr(sender.client, "log_batch", send_and_break)
+    monkeypatch.setattr(client_of, "log_batch", send_and_break)
     assert not sender.attempt(sender.send_records)
     monkeypatch.undo()
     assert mirror_of(directory).attempt(sender.send_records)
     record(directory, range(4, 6))
-    monkeypatch.setattr(sender, "keep", lambda **changes: sender.client.killed)
+    monkeypatch.setattr(sender.state, "keep", lambda **changes: client_of.killed)
     with pytest.raises(AttributeError):
         sender.send_records()
     monkeypatch.undo()
@@ -242,11 +242,11 @@ def test_records_that_are_written_otherwise_after_a_crash_all_arrive(store, tmp_
 def test_a_finished_training_does_not_wait_without_end(tmp_path, monkeypatch):
     """A server that sends a byte every few seconds would hold it for ever."""
     endless = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(tracker, "start_mirror", lambda run, config: endless)
+    monkeypatch.setattr(tracker, "start_mirror", lambda run, config, name: endless)
     monkeypatch.setattr(tracker, "MIRROR_LIMIT", 0.1)
     tracking = tracker.Tracker(Run(a_run(tmp_path / "tiny")), 1, 1, None, compose_config(SETTINGS))
     tracking.open()
-    assert not tracking.close(finished=True)
+    assert tracking.close(finished=True) == ["mlflow"]
     assert endless.wait(10) == -signal.SIGKILL
 
 
@@ -257,7 +257,7 @@ def test_a_damaged_state_is_not_believed(store, tmp_path, harm):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     mirror_of(directory).send_records()
-    state, first = Run(directory).mirror_file, received(client, directory)[0]
+    state, first = Run(directory).mirror_file("mlflow"), received(client, directory)[0]
     state.write_text(harm(state.read_text()))
     mirror_of(directory).send_records()
     again, losses = received(client, directory)
@@ -352,7 +352,9 @@ def test_redundancy_in_nats_and_the_schedules_reach_mlflow(store, tmp_path):
 def test_a_run_is_not_sent_to_a_second_store_unasked(tmp_path, monkeypatch):
     """Nor does anything in its folder decide whom we call."""
     directory = a_run(tmp_path / "tiny", "tracking.uri=http://127.0.0.1:9")
-    Run(directory).mirror_file.write_text(json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"}))
+    Run(directory).mirror_file("mlflow").write_text(
+        json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"})
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(
@@ -377,7 +379,7 @@ def test_passwords_are_not_shown():
 
 def test_two_do_not_send_at_once(tmp_path):
     directory = a_run(tmp_path / "tiny")
-    with locked(Run(directory).mirror_lock_file), pytest.raises(ValueError, match="are being sent already"):
+    with locked(Run(directory).mirror_lock_file("mlflow")), pytest.raises(ValueError, match="are being sent already"):
         command.run([str(directory)])
 
 

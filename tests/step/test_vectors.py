@@ -159,7 +159,8 @@ def test_data_and_network_that_do_not_fit(tmp_path, overrides, line):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["network.width=3"], "network.width=3: only network=mlp has it, resnet32 does not"),
+        (["network.width=3"], "network.depth is not set: write network=mlp or recipe=heads, which set it"),
+        (["network.dropout=0.5"], "network.dropout=0.5: only network=mlp and heads have it, and resnet32 has no head"),
         (["data=digits", "network.depth=1"], "network.depth=1: write a whole number from 2"),
         (["data=digits", "network.dropout=1"], "network.dropout=1.0: write a number from 0 and below 1"),
         (["data=digits", "network.norm=group"], "network.norm=group: write one of batch, layer, none"),

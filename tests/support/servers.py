@@ -11,8 +11,7 @@ import threading
 import time
 
 from dicedist.runs.run import Run
-from dicedist.tracking.mlflow.mirror import Mirror
-from dicedist.tracking.mlflow.store import chosen_store
+from dicedist.tracking.mirror import Mirror, destination_of
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key-of-tests",
@@ -27,10 +26,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def mirror_of(directory):
-    """A mirror of the run to the store that its config names."""
-    config = Run(directory).config()
-    return Mirror(Run(directory), config, chosen_store(config.tracking.uri))
+def mirror_of(directory, tracker="mlflow"):
+    """A mirror of the run to the store that its config names, or to another tracker."""
+    return Mirror(destination_of(tracker, Run(directory), Run(directory).config()))
 
 
 class Server:

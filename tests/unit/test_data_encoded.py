@@ -78,7 +78,7 @@ def test_views_are_the_drawn_crops(config, kind):
     source = load(settings)
     assert source.class_names == list(CLASSES) and (len(source.train), len(source.test)) == (36, 12)
     loader = Loader(source.train, settings, source, 8, 0, CPU, [0])
-    batch, raw = next(loader.epoch(1)), next(loader.raw_batches(loader.planned(1)))
+    batch, raw = next(loader.epoch(1)), next(loader.raw_batches(loader.planned(1), 1))
     images, rows, drawn = raw
     assert rows.equal(source.train.rows_of(batch.indices_B)) and drawn.crops_B4 is not None
     for view, row, box, flip, (y, x) in zip(

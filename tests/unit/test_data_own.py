@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from dicedist.config import compose_config
+from dicedist.config import compose_config, targets
 from dicedist.data.pipeline import Loader
 from dicedist.data.sets import own
 from dicedist.data.sources import load, vector_columns
@@ -50,7 +50,7 @@ class Wrong(Pictures):
 
 @pytest.fixture
 def config(data_config, monkeypatch):
-    monkeypatch.setattr(own, "import_module", lambda name: __import__("types").SimpleNamespace(**globals()))
+    monkeypatch.setattr(targets, "import_module", lambda name: __import__("types").SimpleNamespace(**globals()))
     own.made.cache_clear()
     return lambda kind, **more: data_config(
         "own", **{"_target_": f"mine.{kind.__name__}", "trusted": True, "split": "full", "size": 16, **more}
@@ -130,7 +130,7 @@ def test_classes_that_go_wrong(config, kind, line):
 def test_refusals(config, monkeypatch):
     with pytest.raises(ValueError, match="runs its code: add data.trusted=true"):
         load(config(Pictures, trusted=False))
-    with pytest.raises(ValueError, match="data._target_=mine.Nobody cannot be made of"):
+    with pytest.raises(ValueError, match="cannot import data._target_=mine.Nobody"):
         load(config(type("Nobody", (), {})))
     with pytest.raises(ValueError, match="data=own: write data=own data._target_="):
         compose_config(["data=own"])
