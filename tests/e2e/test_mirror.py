@@ -20,24 +20,9 @@ from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 from dicedist.tracking import mirror, tracker
 from dicedist.tracking.mlflow.store import without_password
-from tests.support.servers import Server, mirror_of
+from tests.support.servers import Server, a_run, mirror_of, record
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
-
-
-def a_run(directory, *overrides):
-    """The folder of a run that has just started."""
-    directory.mkdir()
-    Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
-    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
-    record(directory, range(1, 4))
-    return directory
-
-
-def record(directory, steps):
-    with (directory / "metrics.jsonl").open("a") as file:
-        for step in steps:
-            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
 
 
 def received(client, directory, name="train/members/loss"):
