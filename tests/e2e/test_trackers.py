@@ -110,7 +110,7 @@ def test_tensorboard_holds_exactly_the_records(finished, tmp_path):
         assert scalars(found, "test/ensemble/accuracy") == [(6, 0.75)]
     assert found.SummaryMetadata("_hparams_/session_start_info").plugin_data.plugin_name == "hparams"
     evaluated(directory)
-    for _ in range(3):
+    for _ in range(2):
         assert mirror_of(directory, "tensorboard").finish()
         assert len(Run(directory).event_files) <= 3, "of the last start one, of this one the records and what compares"
 
