@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> None:
     from dicedist.diagnosis.finding import findings, refuse_failures
 
     options = parse(arguments)
-    ranks = options.ranks or max(2, torch.cuda.device_count())
+    ranks = options.ranks or (torch.cuda.device_count() if torch.cuda.is_available() else 2)
     nodes = [name for name in options.nodes.split(",") if name]
     found = {}
     for name, finding in findings(examination.checks(compose_config(options.overrides), ranks, nodes)):

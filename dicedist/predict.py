@@ -32,7 +32,7 @@ from pathlib import Path
 from dicedist.cluster.process import command, tune_malloc
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import PredictRequest
-from dicedist.console.lines import plural
+from dicedist.console.lines import note, plural
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 
@@ -55,12 +55,18 @@ def run(arguments: Sequence[str]) -> None:
     paths = files_named([word for word in arguments if not SETTING.match(word)])
     source = Run.open(request.run)
     ensemble = load_ensemble(
-        source, request.members, request.average, trusted=request.network.trusted, asked=asdict(request.calibration)
+        source,
+        request.members,
+        request.average,
+        trusted=request.network.trusted,
+        asked=asdict(request.calibration),
+        which=request.checkpoint,
     )
+    note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
     tune_malloc()
     noun = "vector" if ensemble.about.images == VECTORS else "image"
     if noun == "vector":
-        paths, vectors_NV = vectors_in(paths, source.config().data.label_column)
+        paths, vectors_NV = vectors_in(paths, source.config().data.label_column, ensemble.about.columns)
         rows = predict_vectors(ensemble.to(device), paths, vectors_NV, request.batch_size)
     else:
         rows = predict(ensemble.to(device), paths, request.batch_size)

@@ -29,7 +29,7 @@ from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
 from dicedist.reporting.page import write_report
 from dicedist.runs.jobs import Job, num_devices, of_one_size, ranks_for
 from dicedist.runs.queue import Queue
-from dicedist.runs.run import Results
+from dicedist.runs.results import Results
 from dicedist.studies.objectives import objectives_of
 from dicedist.studies.outcome import conclude
 from dicedist.studies.search import Plan, Search
@@ -56,11 +56,11 @@ def run(arguments: Sequence[str]) -> None:
     swept, jobs = combinations(options.overrides, directory, options.name)
     if not jobs:
         raise ValueError("a range without a number gives no run: write range(0,3) for 0, 1 and 2")
-    jobs, size = of_one_size(jobs, options.nproc)  # reads every config: a misspelt key ends it before the first job
+    # This reads every config: a misspelled key ends the sweep before the first job.
+    ranks = options.nproc or max(ranks_for(job.config) for job in jobs)
+    jobs, size = of_one_size(jobs, ranks)
     if size is not None:
         say(f"ensemble.size=auto would differ between these runs: {size} members in each, so that they compare")
-    most = max(ranks_for(job.config) for job in jobs)
-    ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
     directory.mkdir(parents=True, exist_ok=True)
     say(

@@ -66,7 +66,7 @@ def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
 
     size = ensemble_size(config)
     fixed = [] if isinstance(size, int) else [f"ensemble.size={DEFAULT_SIZE}"]
-    needs_w = Method(config.method).counterpart is not None
+    needs_w = Method.to_train(config.method).counterpart is not None
     members = DEFAULT_SIZE if fixed else int(size)
     parts = ranks_of(members, needs_w, config.ensemble.replicas, config.redundancy.ranks)
     return max(1, min(torch.cuda.device_count(), parts)), fixed

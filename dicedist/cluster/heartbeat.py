@@ -25,15 +25,24 @@ ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: a run that 
 LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)
-LONGER = 5  # times the timeout, until a group has done its first work: it may compile
+LONGER = 5  # times the longest piece of work so far, or the timeout before any, until a group counts as hung
+STARTING = 3600.0  # seconds that a piece of work may take before every rank has ended its first step: it may compile
+NOT_YET = "~"  # begins the work in the pulse of a rank that has not ended its first step
 _messages = 0  # how many the main thread is in the middle of
 _work = 0  # pieces done by this process
+_starts = False  # a training that has not ended its first step
 
 
 def advance() -> None:
     """Count a piece of work: a message, a batch of images, a file. Any thread may call this."""
     global _work
     _work += 1
+
+
+def starts(first_step_is_due: bool) -> None:
+    """A training calls this with True before its first step, and with False after it."""
+    global _starts
+    _starts = first_step_is_due
 
 
 @contextlib.contextmanager
@@ -89,7 +98,7 @@ class Heartbeat:
                 if time.monotonic() - last > MISSED:  # this process was suspended itself, perhaps with the whole job
                     self.reset_clocks()
                 count, last = count + 1, time.monotonic()
-                self.store.set(f"pulse/{self.rank}", f"{count} {_work} {position(self.main)}")
+                self.store.set(f"pulse/{self.rank}", f"{count} {NOT_YET * _starts}{_work} {position(self.main)}")
                 self.look()
                 self.heard = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
@@ -109,8 +118,8 @@ class Heartbeat:
                     f"{name} has given no sign of life for {self.timeout:.0f} s: stopped, or its machine is lost", 1
                 )
         # A group that works in long pieces is allowed longer ones.
-        allowed = max(self.timeout, LONGER * self.longest) if self.longest else LONGER * self.timeout
-        if time.monotonic() - self.worked > allowed:
+        starting = STARTING * any(work.startswith(NOT_YET) for work in self.works)
+        if time.monotonic() - self.worked > max(self.timeout, LONGER * (self.longest or self.timeout), starting):
             self.end(self.hung() or "all ranks wait for each other", 1)
 
     def note_work(self, rank: int, pulse: str, now: float) -> None:

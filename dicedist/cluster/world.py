@@ -1,6 +1,7 @@
 """Joining and leaving the group of ranks."""
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,8 @@ from dicedist.cluster.process import LAUNCHER, SECRET, STORE_PATIENCE, this_rank
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.console.lines import warn
 
-FOREVER = timedelta(days=365)
+FOREVER = timedelta(days=365)  # the heartbeat notices a hang, which is not the same as a long wait
+ELSEWHERE = "192.0.2.1"  # an address for documentation (RFC 5737), reached by the default route
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
             store=here.store,
             rank=this_rank(),
             world_size=size,
-            timeout=FOREVER,  # the heartbeat notices a hang, which is not the same as a long wait
+            timeout=FOREVER,
             device_id=device if on_gpu else None,
         )
     if this_rank() == REPORTER:
@@ -159,7 +161,18 @@ def interface_to(host: str) -> str | None:
 
 
 def own_address_to(host: str) -> str | None:
-    """Return the address from which this machine reaches a host, or itself; None if it cannot be found."""
+    """Return the address at which a host reaches this machine, if it is another one; None if it cannot be found.
+
+    Where this machine's own name means loopback, as on Debian (127.0.1.1), others reach it by the default route. A host
+    that is given as localhost or 127.0.0.1 stays on loopback.
+    """
+    own = source_address(host)
+    loopback = own is not None and ipaddress.ip_address(own).is_loopback
+    named = host != "localhost" and not host.startswith("127.") and host != "::1"
+    return source_address(ELSEWHERE) or own if loopback and named else own
+
+
+def source_address(host: str) -> str | None:
     try:
         *_, (family, kind, _, _, address) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:

@@ -9,7 +9,7 @@ V values of a vector.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import NetworkConfig
+from dicedist.config.targets import standing_for
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
@@ -73,7 +74,7 @@ class Ensemble(nn.Module):
         self.held = list(range(len(about.members)) if held is None else held)
         self.w: PairClassifier | None = None
         self.fusion: nn.Module | None = None
-        self.fused = None if about.fusion is None else objectives.named(about.fusion["term"]).fused_head()
+        self.fused = None if about.fusion is None else objectives.term_class(about.fusion["term"]).fused_head()
         each = (-1,) if about.images == VECTORS else (-1, 1, 1)
         std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1
@@ -89,13 +90,22 @@ class Ensemble(nn.Module):
         average: str | None = None,
         images: str = "uint8",
         trusted: bool = False,
+        model: Callable[[], nn.Module] | None = None,
     ) -> "Ensemble":
         """The ensemble of a run (its last checkpoint), or of a file that `dicedist export` wrote as safetensors or pt2.
 
         members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
         "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
-        the code of a network class of one's own, which the run only names.
+        the code of a network class of one's own, which the run only names; model, the function that `fit` was given,
+        where it cannot be imported.
         """
+        with standing_for("network", model):
+            return Ensemble._load(source, members, average, images, trusted)
+
+    @staticmethod
+    def _load(
+        source: str | Path, members: Sequence[int] | str | None, average: str | None, images: str, trusted: bool
+    ) -> "Ensemble":
         path = Path(source)
         if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
             from dicedist.evaluation.loading import load_ensemble
@@ -236,7 +246,8 @@ class Ensemble(nn.Module):
         about = self.about
         if about.compared:
             classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            _, features, hidden = weights["w.slots_MDH"].shape
+            self.w = PairClassifier(len(about.compared), features, classes, hidden)
             self.w.to(self.device).load_state_dict(of_kind("w.", weights))
         if about.fusion is not None and self.fused is not None:
             known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
@@ -324,11 +335,12 @@ def build_members(
         shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
         return networks.build(replace(named, **(about.options or {})), shape)
 
-    encoders = [network(about.networks[place]) for place in places]
+    # One after another: a branch does not keep its copy of the trunk.
+    whole = (network(about.networks[place]) for place in places)
+    encoders = [own if about.trunk is None else own.branch() for own in whole]
     classifiers: list[nn.Module] = [nn.Linear(own.feature_dim, len(about.class_names)) for own in encoders]
-    if about.trunk is None or not encoders:
-        return nn.Identity(), encoders, classifiers
-    return network(about.trunk).trunk, [own.branch() for own in encoders], classifiers
+    trunk = nn.Identity() if about.trunk is None or not encoders else network(about.trunk).trunk
+    return trunk, encoders, classifiers
 
 
 def as_in_training(ensemble: Ensemble) -> Ensemble:
@@ -342,17 +354,33 @@ def restored(
     about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
 ) -> Ensemble:
     """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
-    trunk, encoders, classifiers = build_members(about, trusted, range(len(about.members)) if held is None else held)
-    sampled = any(name.startswith("bottlenecks.") for name in weights)
-    bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
-    ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
+    places = range(len(about.members)) if held is None else held
     try:
+        if places and is_larger(about, len(places), weights):
+            raise IndexError  # it could take all memory or time to build it
+        trunk, encoders, classifiers = build_members(about, trusted, places)
+        sampled = any(name.startswith("bottlenecks.") for name in weights)
+        bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
+        ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
         if held is None:
             ensemble.with_heads(weights)
         ensemble.load_state_dict(weights)
-    except (RuntimeError, KeyError, IndexError) as error:
+    except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        if trusted and about.target:
+            raise  # the user's own code may have raised it
         raise ValueError(f"{origin} is of another network, method or number of classes") from error
     return ensemble.frozen()
+
+
+def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> bool:
+    """Return whether a description asks for more than its weights hold, before anything is built."""
+    widest = max((size for value in weights.values() for size in value.shape), default=0)
+    options, sizes = about.options or {}, (about.fusion or {}).get("sizes", ())
+    asked = [options.get(name) or 0 for name in ("width", "feature_dim")]
+    asked += [value for size in sizes for value in (size["features"], size["classes"], *(size.get("map") or ()))]
+    if "mlp" in about.networks and about.images != VECTORS:
+        asked.append(3 * about.size**2)
+    return max(num_members, options.get("depth") or 0) > len(weights) or max(asked) > widest
 
 
 def largest(logits_NK: Tensor) -> Tensor:

@@ -33,6 +33,12 @@ def write_report(runs: Sequence[Run], output: Path) -> None:
     replace_text(output, text)
 
 
+def write_own_report(run: Run) -> None:
+    """Write the page of a run into its folder, where another process may do so at the same moment."""
+    with run.writing():
+        write_report([run], run.report_file)
+
+
 def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """The figures of the report by name."""
     return {figure.name: figure for section in sections(read_groups(runs)) for figure in section.figures}

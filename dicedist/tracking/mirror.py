@@ -23,7 +23,7 @@ from dicedist.config.compose import flat
 from dicedist.console.lines import warn
 from dicedist.data.remote import reason_of
 from dicedist.metrics.measures import FRESH_REDUNDANCY
-from dicedist.reporting.page import figures, write_report
+from dicedist.reporting.page import figures, write_own_report
 from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.state import read_or_nothing
@@ -148,7 +148,7 @@ class Mirror:
             return
         run, drawn = self.run, {}
         if not run.report_file.is_file() or run.report_file.is_symlink():
-            write_report([run], run.report_file)
+            write_own_report(run)
         with contextlib.suppress(ValueError):  # the page of an earlier version is sent without figures
             drawn = figures([run])
         paths = (run.config_file, run.environment_file, run.result_file, run.records_file, run.report_file)

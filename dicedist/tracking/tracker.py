@@ -50,6 +50,10 @@ class SilentTracker:
         """All records that were written so far."""
         return b""
 
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """Return the steps and values of all records of this name so far."""
+        return []
+
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Add the values of some steps to the next summary."""
 
@@ -114,6 +118,11 @@ class Tracker(SilentTracker):
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        lines = (*self.text.decode().splitlines(), *self.unwritten)
+        found = (json.loads(line) for line in lines if f'"{name}"' in line)
+        return [(record["step"], record[name]) for record in found]
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         for name, column in values.items():

@@ -46,18 +46,19 @@ class Validation:
         if control.agree(len(readings) < len(splits)):
             return True, None
         gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
-        held_out, named = gathered[names.VALIDATION], {}
-        if held_out is not None:
-            estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
-            named = {names.validation(names.REDUNDANCY_NATS): fmean(estimated["nats_P"])} if estimated else {}
-        for name, found in gathered.items():
-            if found is not None:
-                measures = metrics.validation_measures if name == names.VALIDATION else metrics.training_measures
-                measured = measures(found.logits_MNK, splits[name].labels_N)
-                named |= {names.record(name, measure): value for measure, value in measured.items()}
-        if self.world.reports:
-            self.tracker.log(done, job.epoch(done), named)
-        return False, None if held_out is None else held_out.logits_MNK
+        if not self.world.reports:
+            return False, None
+        read = {name: found for name, found in gathered.items() if found is not None}  # all of them, on rank 0
+        held_out, named = read[names.VALIDATION], {}
+        estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
+        if estimated:
+            named[names.validation(names.REDUNDANCY_NATS)] = fmean(estimated["nats_P"])
+        for name, found in read.items():
+            measures = metrics.validation_measures if name == names.VALIDATION else metrics.training_measures
+            measured = measures(found.logits_MNK, splits[name].labels_N)
+            named |= {names.record(name, measure): value for measure, value in measured.items()}
+        self.tracker.log(done, job.epoch(done), named)
+        return False, held_out.logits_MNK
 
     @functools.cached_property
     def watched(self) -> Split:

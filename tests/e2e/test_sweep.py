@@ -67,15 +67,15 @@ def test_names_and_values(tmp_path):
 
 @pytest.mark.parametrize(
     ("devices", "nproc", "size", "ranks"),
-    [(2, None, 2, [2, 2]), (5, None, 4, [4, 5]), (8, 2, 2, [2, 2]), (1, None, None, [1, 1])],
+    [(2, None, None, [2, 2]), (8, None, 4, [4, 5]), (8, 2, None, [2, 2]), (1, None, None, [1, 1])],
 )
 def test_methods_are_compared_at_one_size(tmp_path, monkeypatch, devices, nproc, size, ranks):
     monkeypatch.setattr(jobs, "num_devices", lambda: devices)
     _, found = sweep.combinations(["method=ind,dice"], tmp_path, "trial")
-    found, common = jobs.of_one_size(found, nproc)
+    most = nproc or max(jobs.ranks_for(job.config) for job in found)
+    found, common = jobs.of_one_size(found, most)
     assert common == size
     assert [job.config.ensemble.size for job in found] == [size or "auto"] * 2
-    most = nproc or max(jobs.ranks_for(job.config) for job in found)
     started = []
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **_: started.append(command))
     monkeypatch.setattr(jobs, "Fork", lambda overrides, log: started.append([]))

@@ -28,7 +28,7 @@ from dicedist.data.sets.shards import listed
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.formats import read_ensemble, write_safetensors
 from dicedist.evaluation.loading import load_ensemble
-from dicedist.evaluation.saved import read_logits
+from dicedist.evaluation.logits import read_logits
 from dicedist.reporting.page import page
 from dicedist.reporting.records import read_groups
 from dicedist.runs.run import Run

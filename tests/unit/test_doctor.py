@@ -39,9 +39,28 @@ def test_an_old_driver(monkeypatch):
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     found = gpus.driver()
-    assert found.state == WARNING and "newer NVIDIA driver" in found.remedy and "11040" in found.what
+    assert found.state == FAILED and "driver 580 or newer" in found.remedy and "11040" in found.what
+
+
+def test_one_gpu_passes_and_says_what_was_skipped(with_gpus, monkeypatch):
+    """By default there are as many ranks as GPUs: one sends no messages."""
+    with_gpus("A100")
+    asked = []
+    monkeypatch.setattr(examination, "checks", lambda *words: asked.append(words) or {})
+    doctor.run(["--json"])
+    monkeypatch.undo()
+    with_gpus("A100")
+    (_, ranks, _) = asked[0]
+    checks = examination.checks(*asked[0])
+    found = {name: checks[name]() for name in ("GPUs", "peer access", "messages")}
+    assert ranks == 1 and {name: one.state for name, one in found.items()} == {
+        "GPUs": OK, "peer access": SKIPPED, "messages": SKIPPED,
+    }  # fmt: skip
+    assert "one rank" in found["messages"].what
 
 
 def test_enough_gpus(with_gpus):

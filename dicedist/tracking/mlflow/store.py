@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -9,6 +10,7 @@ from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 from dicedist.tracking.state import read_or_nothing
 
+LONGEST_NAME = 100  # characters of a folder
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
@@ -42,8 +44,8 @@ def folder_of(uri: str) -> Path | None:
 def files_of(uri: str, experiment: str) -> str | None:
     """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
     decides."""
-    folder = folder_of(uri)
-    return (folder / "mlruns" / experiment).as_uri() if folder else None
+    folder, name = folder_of(uri), re.sub(r"[^\w -]", "_", experiment)[:LONGEST_NAME]
+    return (folder / "mlruns" / (name or "_")).as_uri() if folder else None
 
 
 def alone(uri: str) -> contextlib.AbstractContextManager[None]:
