@@ -477,7 +477,6 @@ class Config(Frozen):
     ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
-    tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
     deterministic: bool = key(
         "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
         scope=Scope.START,
