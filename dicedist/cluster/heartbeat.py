@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dicedist.cluster import signals
+from dicedist.cluster.channel import Channel
 from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
@@ -65,7 +66,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: dist.Store | Channel,
         rank: int,
         names: Sequence[str],
         host: str,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
-SECRET = "DICEDIST_SECRET"  # known to the ranks of this run only: it begins every key that they write to the store
+SECRET = "DICEDIST_SECRET"  # begins every key that ranks of several nodes write to the store: keeps other runs apart
 ATTEMPT = "DICEDIST_ATTEMPT"  # the number of the rendezvous; torchrun's own count may differ between nodes
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
