@@ -9,6 +9,7 @@ torch is not imported here: help and refusals do not need it.
 
 import contextlib
 import ctypes
+import io
 import json
 import logging
 import os
@@ -75,6 +76,9 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     signals.listen()
     # A process whose streams are closed still has work to do.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows fewer letters is no reason to end
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # rank 0 alone logs what all ranks notice
     try:
