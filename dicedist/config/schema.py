@@ -477,6 +477,11 @@ class Config(Frozen):
     ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
+    deterministic: bool = key(
+        "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
+        scope=Scope.START,
+        default=False,
+    )
     profile: bool = key(
         "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
         scope=Scope.START,

@@ -22,6 +22,7 @@ from dicedist.console.lines import put, redacted
 from dicedist.console.tables import table
 from dicedist.data.images import decode_file, open_image
 from dicedist.data.sets.folder import find_images
+from dicedist.reporting.page import as_text
 from dicedist.reporting.records import read_run
 from dicedist.runs.files import open_own, read_json, read_plain, replace_text
 from dicedist.runs.lock import run_lock
@@ -222,3 +223,31 @@ def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
     ranks = world.connect(timedelta(seconds=10))
     assert not ranks.check(["ended"])
     assert world.is_first_in_store(75) and ranks.get("ended") == b"75"
+
+
+IN_ASCII = r"""
+import sys
+from pathlib import Path
+from dicedist.cluster.process import command
+from dicedist.runs.files import open_own, read_plain, replace_text
+def run(arguments):
+    print("caf\u00e9", open(sys.argv[1], "w").encoding)
+    replace_text(Path(sys.argv[1]), "caf\u00e9 \u2192")
+    with open_own(Path(sys.argv[1]), "a") as file:
+        file.write(" na\u00efve")
+    raise ValueError("no caf\u00e9")
+command(run)
+"""
+
+
+def test_files_are_utf_8_in_any_locale(tmp_path):
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", IN_ASCII, tmp_path / "file"]
+    done = subprocess.run(words, env={**os.environ, **plain}, capture_output=True, text=True)
+    assert done.stdout == "caf\\xe9 ANSI_X3.4-1968\n" and done.stderr == "dicedist: no caf\\xe9\n", done.stderr
+    assert done.returncode == 2 and (tmp_path / "file").read_text("utf-8") == "café → naïve"
+
+
+def test_a_name_that_is_no_text_does_not_end_a_report(tmp_path):
+    replace_text(tmp_path / "page.html", as_text("caf\udce9"))
+    assert (tmp_path / "page.html").read_text() == "caf?"
