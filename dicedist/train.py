@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--nproc", default=os.environ.get(NPROC) or "1")
     options, overrides = parser.parse_known_args(arguments)
     if "--help" in overrides or "-h" in overrides:
-        show_help(__doc__, "train", Config)
+        show_help(__doc__, "train", Config, None if "all" in overrides else "dicedist train --help all")
         return
     if unknown := [word for word in overrides if word.startswith("-")]:
         raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")

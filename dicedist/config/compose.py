@@ -111,7 +111,7 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
     text, known = str(error), keys(composed(name, []))
     for override in overrides:
         key, _, value = override.partition("=")
-        if (CONF / key).is_dir():
+        if key in groups():
             options = choices_of(key)
             if value not in options:
                 libraries = ["torchvision/NAME", "timm/NAME"] if key == "network" else []
@@ -120,6 +120,12 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
         elif f"'{key}'" in text:
             return f"{key}: there is no such key{nearest(key, known)}"
     return " ".join(text.split())
+
+
+def groups() -> list[str]:
+    """Return the folders of conf/ of which a training takes one file each."""
+    entries = OmegaConf.load(CONF / "train.yaml").defaults
+    return sorted(str(group) for entry in entries if entry != "_self_" for group in entry)
 
 
 def choices_of(group: str) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dicedist import evidence, mirror, train
+from dicedist.config.commands import COMMANDS
 from dicedist.config.extras import PACKAGES
 from tests.support import CHECKOUT as ROOT
 
@@ -155,6 +157,26 @@ def test_install_runs_again_only_after_a_change(project: Path, install: Install)
     moved = project.rename(project.parent / "moved")
     install(moved, "dev")
     assert pip_calls(moved) == 3, "an editable install points at the old folder"
+
+
+def test_the_list_of_cells_installs_nothing(project: Path) -> None:
+    shutil.copy(ROOT / "launch/paper", project / "launch/paper")
+    (project / "conf").mkdir()
+    shutil.copy(ROOT / "conf/paper.csv", project / "conf/paper.csv")
+    (project / "launch/install").write_text("#!/usr/bin/env bash\necho installed >>asked\nexit 1\n")
+    (project / "launch/install").chmod(0o755)
+    told = subprocess.run([project / "launch/paper", "--list"], capture_output=True, text=True)
+    assert told.returncode == 0 and not told.stderr and not (project / "asked").exists()
+    head, *rows = told.stdout.splitlines()
+    assert head.split() == ["cell", "table", "measure", "paper"]
+    assert rows[0].split() == ["cifar10/resnet110-branch3-adp", "cifar10", "ensemble.accuracy", "95.43", "+-", "0.12"]
+    assert subprocess.run([project / "launch/paper", "--table", "ood"], capture_output=True).returncode == 1
+    assert (project / "asked").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_names_no_script_that_the_wheel_lacks(name: str) -> None:
+    assert "launch/" not in (import_module(f"dicedist.{name}").__doc__ or "")
 
 
 def test_extra_is_installed_after_the_plain_install(project: Path, install: Install) -> None:
