@@ -147,15 +147,26 @@ def end(message: str, code: int) -> NoReturn:
     if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
         put(sys.stderr, traceback.format_exc())
     if message and is_first_to_end(code):
-        put(sys.stderr, f"dicedist: {message}\n")
+        put(sys.stderr, f"dicedist: {message}{remark_on_torchrun(code)}\n")
         tell_torchrun(redacted(message))
     exit_process(code)
+
+
+def under_plain_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ
+
+
+def remark_on_torchrun(code: int) -> str:
+    """Return words about the traceback with which plain torchrun ends after a signal."""
+    if code != EXIT_STOPPED or not under_plain_torchrun():
+        return ""
+    return f" (a traceback of torchrun may follow; `dicedist train --nproc {world_size()}` ends without, with {code})"
 
 
 def tell_torchrun(message: str) -> None:
     """Plain torchrun ends with a long banner, which quotes this file: our line comes last as well."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and LAUNCHER not in os.environ:
+    if path and under_plain_torchrun():
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": about}))

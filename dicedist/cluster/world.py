@@ -148,7 +148,10 @@ def choose_interface() -> None:
 
 
 def warn_of_exposed_store() -> None:
-    """Warn if torchrun's store of one node listens to the network: it unpickles what any client writes."""
+    """Warn if the internet may reach torchrun's store of one node: it unpickles what any client writes.
+
+    On a private network every torchrun listens like this. docs/security.md says so, and each start need not.
+    """
     if LAUNCHER in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return
     port = int(os.environ["MASTER_PORT"])
@@ -158,11 +161,19 @@ def warn_of_exposed_store() -> None:
         ]
     except (OSError, psutil.Error):
         return
-    if any(ip in ("0.0.0.0", "::") for ip in listening):
+    if any(ip in ("0.0.0.0", "::") for ip in listening) and has_public_address():
         warn(
-            f"torchrun's store listens to the whole network on port {port}, and whoever reaches it can run code as "
-            "this user: start with `python -m dicedist.launch`, which listens on loopback only, or close the port"
+            f"this machine has a public address, torchrun's store listens there on port {port}, and whoever reaches it "
+            f"can run code as this user: start with `dicedist train --nproc {world_size()}`, which listens to no other "
+            "machine, or close the port"
         )
+
+
+def has_public_address() -> bool:
+    """Return whether an interface of this machine has an address of the internet."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    every = [entry for found in psutil.net_if_addrs().values() for entry in found if entry.family in families]
+    return any(ipaddress.ip_address(entry.address.partition("%")[0]).is_global for entry in every)
 
 
 def interface_to(host: str) -> str | None:

@@ -55,6 +55,10 @@ class Destination(abc.ABC):
         """Return the names and steps that the tracker has of these records."""
         return set()
 
+    def start_over(self) -> bool:
+        """Void the records that the tracker has, if it can. Return whether all of them must be sent again."""
+        return False
+
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:  # noqa: B027  may do nothing
         """Send the figures of the report, and the files of the run."""
 

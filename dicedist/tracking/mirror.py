@@ -114,25 +114,28 @@ class Mirror:
     def send_records(self) -> None:
         if not self.begun:
             self.begin()
-        for path in (self.run.records_file, self.run.system_file):
-            lines, received = whole_lines(path), self.state["received"].get(path.name, 0)
-            # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others
-            # if the user changed how often a record is written.
-            changed = self.differs(path.name, lines[:received])
-            received = 0 if changed else received
+        files = {path.name: whole_lines(path) for path in (self.run.records_file, self.run.system_file)}
+        # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others if
+        # the user changed how often a record is written, or how training goes on.
+        changed = {name for name, lines in files.items() if self.differs(name, lines)}
+        if changed and self.destination.start_over():
+            self.state.keep(received={}, marks={}, sent={})
+            changed = set()
+        for name, lines in files.items():
+            received = 0 if name in changed else self.state["received"].get(name, 0)
             records = [json.loads(line) for line in lines[received:]]
-            known = self.destination.known(records) if changed or self.unsure else set()
+            known = self.destination.known(records) if name in changed or self.unsure else set()
             for some in chunks(records, LINES_AT_ONCE):
                 self.destination.send_records([without(record, known) for record in some])
                 received += len(some)
-                marks = {**self.state["marks"], path.name: digest_lines(lines[:received])}
-                self.state.keep(received={**self.state["received"], path.name: received}, marks=marks)
+                marks = {**self.state["marks"], name: digest_lines(lines[:received])}
+                self.state.keep(received={**self.state["received"], name: received}, marks=marks)
         self.unsure = False
 
     def differs(self, name: str, lines: Sequence[str]) -> bool:
         """Return whether the lines that were sent are no longer those of the file."""
-        mark = self.state["marks"].get(name)
-        return mark is not None and len(lines) == self.state["received"][name] and digest_lines(lines) != mark
+        received, mark = self.state["received"].get(name, 0), self.state["marks"].get(name)
+        return mark is not None and len(lines) >= received and digest_lines(lines[:received]) != mark
 
     def send_result(self) -> None:
         if self.is_sent("result"):

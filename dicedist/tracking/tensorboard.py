@@ -1,7 +1,7 @@
-"""TensorBoard as a destination: one event file in the run's folder, for `tensorboard --logdir runs`.
+"""TensorBoard as a destination: event files in the run's folder, for `tensorboard --logdir runs`.
 
-The file is written again whenever a mirror starts. So it holds exactly the records of the run, also after the run went
-back to a checkpoint or was copied from elsewhere, and needs no memory of what was sent.
+A new file is begun whenever a mirror starts, and voids the earlier ones. So TensorBoard shows exactly the records of
+the run, also after the run went back to a checkpoint or was copied from elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,15 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from dicedist.config import Config, flatten
+from dicedist.config import Config, compose_config, flatten
 from dicedist.reporting.svg import Figure
 from dicedist.runs.run import Run
 from dicedist.tracking.destination import Destination, numbers_in
+from dicedist.tracking.mirror import FINISHED, values_of
+
+COMPARED = ("data.name", "method.name", "network.name", "structure", "ensemble.size", "seed")
+NOT_COMPARED = ("run.", "tracking.", "data.root", "resume", "resuming.")
+SUMMARY = ("test/ensemble/accuracy", "test/ensemble/nll", "test/ensemble/ece", "test/members/accuracy")
 
 
 class TensorBoard(Destination):
@@ -31,28 +36,36 @@ class TensorBoard(Destination):
     def begin(self) -> bool:
         if self.writer is not None:
             return False
-        earlier = self.run.event_files
-        # A TensorBoard that has read an earlier file forgets what it read at this mark.
-        self.writer = SummaryWriter(str(self.run.directory), purge_step=0)
-        settings = flatten(self.run.plan().resolve(self.config))
-        rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
-        self.writer.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
-        for path in earlier:
+        for path in self.run.event_files[:-1]:  # not the last: a TensorBoard that reads it would go no further
             path.unlink(missing_ok=True)
+        self.writer = SummaryWriter(str(self.run.directory), purge_step=0)
+        rows = "\n".join(f"| {key} | {value} |" for key, value in self.settings().items())
+        self.writer.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
         return True
+
+    def start_over(self) -> bool:
+        assert self.writer is not None
+        self.writer.close()
+        self.writer = None
+        return self.begin()
+
+    def settings(self) -> dict[str, Any]:
+        return flatten(self.run.plan().resolve(self.config))
 
     def send_records(self, records: Sequence[Mapping[str, Any]]) -> None:
         assert self.writer is not None
         for record in records:
-            self.last_step = int(record["step"])
+            step = int(record["step"])
+            self.last_step = max(self.last_step, step)
             for name, value in numbers_in(record).items():
-                self.writer.add_scalar(name, value, self.last_step, walltime=record.get("time"))
+                self.writer.add_scalar(name, value, step, walltime=record.get("time"))
         self.writer.flush()
 
     def send_result(self, values: Mapping[str, float]) -> None:
+        """Send all but the figures that `close` sends with the hyperparameters."""
         assert self.writer is not None
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, self.last_step)
+        for name in values.keys() - set(SUMMARY):
+            self.writer.add_scalar(name, values[name], self.last_step)
 
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:
         """Name the report: TensorBoard shows no SVG."""
@@ -62,5 +75,18 @@ class TensorBoard(Destination):
     def close(self, status: str) -> None:
         assert self.writer is not None
         self.writer.add_text("status", status, 0)
+        self.writer.flush()
+        if status == FINISHED:  # in a file of its own, which TensorBoard reads after the other
+            figures = {name: value for name, value in values_of(self.run).items() if name in SUMMARY}
+            self.writer.add_hparams(self.hyperparameters(), figures, run_name=".", global_step=self.last_step)
         self.writer.close()
         self.writer = None
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings by which TensorBoard compares runs: a few, and those that are not the default."""
+        usual, plain = flatten(compose_config([])), bool | int | float | str
+        return {
+            key: value if isinstance(value, plain) else str(value)
+            for key, value in self.settings().items()
+            if key in COMPARED or (value != usual.get(key) and not key.startswith(NOT_COMPARED))
+        }

@@ -200,12 +200,13 @@ class Tracker(SilentTracker):
 
 def received(mirror: "subprocess.Popen[str]", deadline: float) -> bool:
     """Wait for a mirror to end, at most until the deadline. Return whether its tracker has received everything."""
-    while time.monotonic() < deadline:
+    while mirror.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return mirror.wait(1) == 0
+            mirror.wait(1)
         advance()
-    mirror.kill()
-    return False
+    if mirror.poll() is None:
+        mirror.kill()
+    return mirror.returncode == 0
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:

@@ -20,24 +20,10 @@ from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
 from dicedist.tracking import mirror, tracker
 from dicedist.tracking.mlflow.store import without_password
-from tests.support.servers import Server, mirror_of
+from dicedist.tracking.mlflow.study import parent_of
+from tests.support.servers import Server, a_run, mirror_of, record
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
-
-
-def a_run(directory, *overrides):
-    """The folder of a run that has just started."""
-    directory.mkdir()
-    Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
-    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
-    record(directory, range(1, 4))
-    return directory
-
-
-def record(directory, steps):
-    with (directory / "metrics.jsonl").open("a") as file:
-        for step in steps:
-            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
 
 
 def received(client, directory, name="train/members/loss"):
@@ -331,6 +317,49 @@ def test_what_a_run_is_told_of_itself(store, tmp_path):
     assert f"runs/{run.info.run_id}/artifacts/report.html" in run.data.tags["mlflow.note.content"]
     (data,) = run.inputs.dataset_inputs
     assert (data.dataset.name, data.tags[0].value) == ("shapes", "training")
+
+
+def test_a_run_whose_begin_broke_off_is_described_all_the_same(store, tmp_path, monkeypatch):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = mirror_of(directory)
+    client_of = sender.destination.client
+
+    def broken(*arguments, **named):
+        raise ConnectionResetError("in the middle of it")
+
+    monkeypatch.setattr(client_of, "log_inputs", broken)
+    assert not sender.attempt(sender.begin)
+    monkeypatch.undo()
+    assert mirror_of(directory).attempt(sender.begin)
+    run = received(client, directory)[0]
+    assert run.data.params["batch_size"] == "128" and run.inputs.dataset_inputs
+
+
+def test_runs_of_a_study_are_nested_under_one(store, tmp_path):
+    uri, client = store
+    settings = [f"tracking.uri={uri}", "tracking.experiment=many", "tracking.study=a 'sweep'"]
+    parents = set()
+    for name in ("a", "b"):
+        directory = a_run(tmp_path / name, *settings)
+        mirror_of(directory).begin()
+        parents.add(received(client, directory)[0].data.tags["mlflow.parentRunId"])
+    (parent,) = map(client.get_run, parents)
+    assert parent.info.run_name == "a 'sweep'" and parent.info.status == "FINISHED"
+
+    # Another mirror created a parent at the same time, a moment earlier: this one takes it and removes its own.
+    experiment = client.get_experiment_by_name("many").experiment_id
+    first = client.create_run(experiment, start_time=1, tags={"dicedist.study": "twice"}).info.run_id
+
+    class Late(MlflowClient):
+        searched = 0
+
+        def search_runs(self, *words):
+            self.searched += 1
+            return [] if self.searched == 1 else super().search_runs(*words)
+
+    assert parent_of(Late(uri), experiment, "twice") == first
+    assert len(client.search_runs([experiment], "tags.`dicedist.study` = 'twice'")) == 1
 
 
 def test_redundancy_in_nats_and_the_schedules_reach_mlflow(store, tmp_path):

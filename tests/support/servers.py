@@ -1,6 +1,7 @@
 """Servers on loopback, one that answers badly, and mirrors of runs."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 
+from dicedist.config import compose_config
 from dicedist.runs.run import Run
 from dicedist.tracking.mirror import Mirror, destination_of
 
@@ -24,6 +26,22 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def a_run(directory, *overrides):
+    """The folder of a run that has just started."""
+    directory.mkdir()
+    settings = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+    Run(directory).save_config(compose_config([*settings, *overrides]))
+    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
+    record(directory, range(1, 4))
+    return directory
+
+
+def record(directory, steps):
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
 
 
 def mirror_of(directory, tracker="mlflow"):

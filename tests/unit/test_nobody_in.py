@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from torch.distributed import TCPStore
 
 from dicedist.cluster import world
-from dicedist.cluster.process import LAUNCHER, SECRET
+from dicedist.cluster.process import LAUNCHER, SECRET, remark_on_torchrun
 from dicedist.config import compose_config
 from dicedist.config.compose import parse_config
 from dicedist.console.lines import put, redacted
@@ -180,18 +181,37 @@ def alone_on_a_node(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize(("address", "exposed"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_a_store_that_the_network_reaches_is_warned_of(alone_on_a_node, capsys, address, exposed):
+@pytest.mark.parametrize(
+    ("address", "own", "exposed"),
+    [
+        ("0.0.0.0", ["127.0.0.1", "8.8.4.4"], True),
+        ("0.0.0.0", ["fe80::1%eth0", "2001:4860:4860::8888"], True),
+        ("0.0.0.0", ["127.0.0.1", "10.0.0.7", "192.168.1.2", "fe80::1%eth0"], False),  # as every torchrun listens
+        ("127.0.0.1", ["8.8.4.4"], False),
+    ],
+)
+def test_a_store_that_the_internet_reaches_is_warned_of(alone_on_a_node, capsys, address, own, exposed):
+    found = [SimpleNamespace(family=socket.AF_INET6 if ":" in one else socket.AF_INET, address=one) for one in own]
+    alone_on_a_node.setattr(world.psutil, "net_if_addrs", lambda: {"eth0": found})
     with socket.create_server((address, 0)) as listener:
         port = listener.getsockname()[1]
         alone_on_a_node.setenv("MASTER_PORT", str(port))
         world.warn_of_exposed_store()
         told = capsys.readouterr().err
-        assert (f"store listens to the whole network on port {port}" in told) == exposed
-        assert told.count("\n") == exposed and ("start with `python -m dicedist.launch`" in told) == exposed
+        assert (f"torchrun's store listens there on port {port}" in told) == exposed
+        assert told.count("\n") == exposed and ("start with `dicedist train --nproc 2`" in told) == exposed
         alone_on_a_node.setenv("LOCAL_WORLD_SIZE", "1")  # of several nodes, which need the network
         world.warn_of_exposed_store()
     assert capsys.readouterr().err == ""
+
+
+def test_a_stopped_run_prepares_for_torchruns_traceback(alone_on_a_node):
+    assert remark_on_torchrun(75) == ""  # neither torchrun nor our launcher
+    alone_on_a_node.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert "`dicedist train --nproc 2` ends without, with 75" in remark_on_torchrun(75)
+    assert remark_on_torchrun(2) == ""
+    alone_on_a_node.setenv(LAUNCHER, "/tmp/codes")
+    assert remark_on_torchrun(75) == ""
 
 
 def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):

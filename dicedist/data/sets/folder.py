@@ -119,9 +119,9 @@ def from_folder(root: Path, config: DataConfig) -> tuple[list[str], dict[str, Fo
         counts = {split: sum(y == label for _, y in images) for split, images in files.items()}
         if not all(counts.values()):
             raise ValueError(
-                f"{root / name} holds {sum(counts.values())} images, of which "
-                f"data.test_fraction={config.test_fraction:g} leaves {counts['train']} to train on and "
-                f"{counts['test']} to test on: add images, or write another"
+                f"{root / name} holds {sum(counts.values())} images, of which data.test_fraction="
+                f"{config.test_fraction:g} leaves {counts['train']} to train on and {counts['test']} to test on: "
+                "add images, or write another fraction"
             )
     return names, files
 

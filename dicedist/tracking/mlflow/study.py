@@ -21,6 +21,7 @@ def parent_of(client: Any, experiment: str, study: str) -> str:
 
 
 def parents(client: Any, experiment: str, study: str) -> list[str]:
-    quoted = study.replace("'", "\\'")
-    runs = client.search_runs([experiment], f"tags.`{STUDY}` = '{quoted}'")
-    return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
+    """Return the parent runs of that name, the oldest first. A filter of MLflow cannot quote every name."""
+    runs = client.search_runs([experiment], f"tags.`{STUDY}` LIKE '%'")
+    found = [run.info for run in runs if run.data.tags[STUDY] == study]
+    return [info.run_id for info in sorted(found, key=lambda info: (info.start_time, info.run_id))]
