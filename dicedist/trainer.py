@@ -111,18 +111,7 @@ class Trainer:
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
         )
         self.share = Share(self.job, world, self.hosted, self.paths, self.tracker)
-        saver = Saver(
-            self.run,
-            config.checkpoint,
-            job.extent.steps_per_epoch,
-            self.share.parts_to_save,
-            self.control,
-            self.done,
-            self.tracker.warn,
-            world.transfer,
-            state.sees_folder,
-            self.uploads,
-        )
+        saver = self.build_saver(state.sees_folder)
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
         self.validation = Validation(self.share)
@@ -137,6 +126,20 @@ class Trainer:
         if job.config.teacher.run is None or not (has_members or self.world.reports):
             return None
         return Teacher.of(job.config, job.source, self.world.device)
+
+    def build_saver(self, sees_folder: bool) -> Saver:
+        return Saver(
+            self.run,
+            self.job.config.checkpoint,
+            self.job.extent.steps_per_epoch,
+            self.share.parts_to_save,
+            self.control,
+            self.done,
+            self.tracker.warn,
+            self.world.transfer,
+            sees_folder,
+            self.uploads,
+        )
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
         job, found = self.job, list[Listener]([Recording(self.recorder.ledger)])
