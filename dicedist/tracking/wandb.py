@@ -45,7 +45,7 @@ class WeightsAndBiases(Destination):
 
     @property
     def shown(self) -> str:
-        return str(wandb.api.settings("base_url")) if self.is_online else str(self.run.wandb_folder)
+        return str(wandb.api.settings("base_url")) if self.is_online else str(self.run)
 
     @property
     def remedy(self) -> str:
@@ -54,10 +54,6 @@ class WeightsAndBiases(Destination):
     def begin(self) -> bool:
         if self.opened is not None:
             return False
-        if self.run.wandb_folder.is_symlink():
-            raise ValueError(
-                f"{self.run.wandb_folder} is a link, and nothing is written through links in a run's folder"
-            )
         is_new = self.state["run_id"] is None
         self.opened = wandb.init(
             project=self.config.tracking.experiment,
@@ -66,7 +62,7 @@ class WeightsAndBiases(Destination):
             resume="allow" if self.is_online and not is_new else None,
             group=self.config.tracking.study,
             config=flatten(self.run.plan().resolve(self.config)),
-            dir=str(self.run.directory),
+            dir=str(self.run.wandb_folder.parent),
             mode="online" if self.is_online else "offline",
             reinit="create_new",
             settings=wandb.Settings(

@@ -253,9 +253,10 @@ class Registry:
     ],
 )
 def test_the_champion_has_the_lowest_validation_nll_on_the_same_data(reigning, wins, tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "val/ensemble/nll": 0.5}\n')
+    lines = [json.dumps({"step": step, "epoch": step, "val/ensemble/nll": nll}) for step, nll in ((1, 0.5), (2, 0.9))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     client = Registry(reigning)
-    registry.crown(client, "shapes", 2, Run(tmp_path), "abc")
+    registry.crown(client, "shapes", 2, registry.validation_nll(Run(tmp_path), 1), "abc")
     assert client.tags == {registry.NLL: "0.5", registry.DATA: "abc"}
     assert (client.reigning == ("champion", "2")) == wins
     assert ("shapes@champion is still version 1" in capsys.readouterr().out) != wins

@@ -20,7 +20,7 @@ from dicedist.runs.run import Run
 from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.mirror import FINISHED, chunks, values_of
 from dicedist.tracking.mlflow.model import SERVING, packed
-from dicedist.tracking.mlflow.registry import crown, logged_name, name_to_register
+from dicedist.tracking.mlflow.registry import crown, logged_name, name_to_register, validation_nll
 from dicedist.tracking.mlflow.store import alone, chosen_store, files_of, without_password
 from dicedist.tracking.mlflow.study import parent_of
 from dicedist.tracking.state import State, read_or_nothing
@@ -219,7 +219,8 @@ class MLflow(Destination):
         self.client.log_outputs(self.run_id, models=[LoggedModelOutput(model.model_id, step)])
         self.state.keep(model_id=model.model_id)
         if register:
-            crown(self.client, register, logged.registered_model_version, self.run, self.digest)
+            found = validation_nll(self.run, step)
+            crown(self.client, register, logged.registered_model_version, found, self.digest)
         self.send_result(values_of(self.run))
 
     def close(self, status: str) -> None:
