@@ -16,7 +16,7 @@ from dicedist.algorithm.build import build_step
 from dicedist.algorithm.footprint import footprint
 from dicedist.cluster import heartbeat, signals
 from dicedist.cluster.assembly import connect, host
-from dicedist.cluster.devices import refuse_too_large
+from dicedist.cluster.devices import make_deterministic, refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
@@ -49,6 +49,8 @@ from dicedist.training.validation import Validation
 def train(config: Config) -> None:
     """Every rank calls. Refusals come before ranks wait for each other."""
     tune_malloc()
+    if config.deterministic:
+        make_deterministic()
     job = prepare(config)
     heartbeat.starts(True)
     with joined(config.distributed.timeout, job.placement.parts) as world:
@@ -254,6 +256,7 @@ class Trainer:
             listener.after_epoch(self.done, logits_MNK)
         self.recorder.sync(self.done, self.validation_due)
 
+    @heartbeat.computing()
     def evaluate(self) -> None:
         """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None

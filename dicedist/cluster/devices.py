@@ -33,9 +33,15 @@ def pick_device() -> torch.device:
     if ranks_here > 1:
         refuse_small_shared_memory(ranks_here)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high")
     return device
+
+
+def make_deterministic() -> None:
+    """Have GPUs compute the same bits again, as torch's notes on reproducibility say. Call before a GPU is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def why_unusable() -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
-from dicedist.config.extras import missing
+from dicedist.config.extras import mlflow_suffices
 
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
@@ -81,7 +81,7 @@ class DataConfig(Frozen):
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     val_limit: int | str | None = key(
-        "the same of those held out. auto: as many as train_limit leaves in proportion, at least 200 | null: all"
+        "the same of those held out. auto: as many as train_limit leaves in proportion, at least 500 | null: all"
     )
     test_limit: int | None = key("the same of the test set; null: all", at_least=1)
     size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
@@ -101,9 +101,7 @@ class DataConfig(Frozen):
     num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
     cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
-    test_fraction: float = key(
-        "vectors, folder, files: share of each class that is for the test, where one file or folder holds all"
-    )
+    test_fraction: float = key("vectors, folder, files: share of each class for the test, where it is not set apart")
     label_column: str = key("vectors: the column of a table that names the class")
     noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardised")
 
@@ -431,7 +429,7 @@ class TrackingConfig(Frozen):
     def trackers(self) -> list[str]:
         """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
         if self.to == "auto":
-            return [] if missing("mlflow") else ["mlflow"]
+            return ["mlflow"] if mlflow_suffices(self.uri, self.model) else []
         named = self.to if isinstance(self.to, list) else [self.to]
         return [name for name in named if name != "none"]
 
@@ -479,6 +477,11 @@ class Config(Frozen):
     ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
+    deterministic: bool = key(
+        "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
+        scope=Scope.START,
+        default=False,
+    )
     profile: bool = key(
         "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
         scope=Scope.START,

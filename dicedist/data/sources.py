@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 IMAGES, VECTORS = "images", "vectors"
 LISTED = 20  # corrupt files named in the log
-LEAST_HELD_OUT = 200  # inputs that data.val_limit=auto leaves: thresholds and label sets are calibrated on them
+LEAST_HELD_OUT = 500  # inputs that data.val_limit=auto leaves: thresholds and label sets are calibrated on them
 MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
 
 
@@ -108,11 +108,8 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         held = whole_split(prepared, "val", None if labels_only else config)
     val = limited(held, most_held_out(config, len(whole) - len(val_rows), len(held)))
     test = limited(tested, config.test_limit)
-    cut = [
-        (name, len(some))
-        for name, some, every in (("val", val, held), ("test", test, tested))
-        if len(some) < len(every)
-    ]
+    limits = (("val", val, held), ("test", test, tested))
+    cut = [(name, len(some)) for name, some, every in limits if len(some) < len(every)]
     settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit, *cut)
     return Source(
         name=config.name,

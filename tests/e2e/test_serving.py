@@ -79,7 +79,7 @@ def test_the_model_has_the_name_the_results_and_the_data_of_its_run(logged):
     assert data == {"shapes": "training", "shapes-test": "testing"}
     assert len(client.get_metric_history(state["run_id"], "test/ensemble/accuracy")) == 1, "sent once"
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith("[report](#/experiments/") and f"accuracy of the ensemble {100 * measured:.2f} %" in note
+    assert note.startswith("[Report](#/experiments/") and f"accuracy of the ensemble {100 * measured:.2f} %" in note
     assert client.get_model_version_by_alias("tiny", "champion").version in (1, "1")
 
 

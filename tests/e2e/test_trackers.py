@@ -139,7 +139,7 @@ def test_tensorboard_compares_runs_by_what_was_chosen(tmp_path):
     found = mirror_of(directory, "tensorboard").destination.hyperparameters()
     assert found["redundancy.delta"] == 0.3 and found["data.name"] == "shapes" and found["seed"] == 0
     assert found["optimizer.betas"] == "[0.8, 0.9]"
-    assert not {"data.root", "run.name", "tracking.model", "redundancy.tau"} & found.keys()
+    assert not {"data.root", "run.name", "tracking.model", "redundancy.tau", "data.val_fraction"} & found.keys()
 
 
 def test_a_run_that_resumes_continues_its_run_in_wandb(finished, offline, tmp_path, capsys):

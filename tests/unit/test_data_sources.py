@@ -78,8 +78,8 @@ def test_limit_takes_every_class_alike(data_config):
     ("changes", "val", "test"),
     [
         ({}, 2500, 10_000),
-        ({"train_limit": 9500}, 500, 10_000),  # a fifth of the training images, a fifth of the held-out ones
-        ({"train_limit": 500}, 200, 10_000),  # thresholds and label sets need some
+        ({"train_limit": 19_000}, 1000, 10_000),  # two fifths of the training images, as of the held-out ones
+        ({"train_limit": 100}, 500, 10_000),  # thresholds and label sets need some
         ({"train_limit": 10**6}, 2500, 10_000),
         ({"train_limit": 500, "val_limit": None}, 2500, 10_000),
         ({"val_limit": 50, "test_limit": 1000}, 50, 1000),

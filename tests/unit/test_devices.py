@@ -1,5 +1,6 @@
 """The messages about a GPU without enough memory, with a fake torch.cuda that only returns numbers."""
 
+import os
 import shutil
 from collections import namedtuple
 
@@ -42,6 +43,20 @@ def gpus(monkeypatch):
 
 def test_a_free_gpu_is_taken(gpus):
     assert devices.pick_device() == torch.device("cuda", 1)
+
+
+def test_a_deterministic_run_picks_no_kernels_by_time(gpus, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    devices.pick_device()
+    assert torch.backends.cudnn.benchmark
+    try:
+        devices.make_deterministic()
+        devices.pick_device()
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def test_a_gpu_in_use_is_refused_with_numbers(gpus):

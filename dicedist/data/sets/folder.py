@@ -75,14 +75,19 @@ def prepare_files(config: DataConfig, root: Path) -> Prepared:
 
 
 def files_in(folder: Path, paths_R: Any) -> Files:
-    return Files(lambda row: paths_R[row].decode(), lambda row: (folder / paths_R[row].decode()).read_bytes())
+    return Files(lambda row: text_of(paths_R[row]), lambda row: (folder / text_of(paths_R[row])).read_bytes())
 
 
 def put_texts(new_array: NewArray, name: str, texts: Sequence[object]) -> Any:
-    encoded = [str(text).encode() for text in texts]
+    encoded = [str(text).encode(errors="surrogateescape") for text in texts]
     array = new_array(name, (len(encoded),), np.dtype(f"S{max(map(len, encoded))}"))
     array[:] = encoded
     return array
+
+
+def text_of(encoded: bytes) -> str:
+    """Undo the encoding of `put_texts`; a file's name need not be UTF-8."""
+    return encoded.decode(errors="surrogateescape")
 
 
 def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
@@ -114,9 +119,9 @@ def from_folder(root: Path, config: DataConfig) -> tuple[list[str], dict[str, Fo
         counts = {split: sum(y == label for _, y in images) for split, images in files.items()}
         if not all(counts.values()):
             raise ValueError(
-                f"{root / name} holds {sum(counts.values())} images, of which "
-                f"data.test_fraction={config.test_fraction:g} leaves {counts['train']} to train on and "
-                f"{counts['test']} to test on: add images, or write another"
+                f"{root / name} holds {sum(counts.values())} images, of which data.test_fraction="
+                f"{config.test_fraction:g} leaves {counts['train']} to train on and {counts['test']} to test on: "
+                "add images, or write another fraction"
             )
     return names, files
 
