@@ -151,7 +151,7 @@ def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> 
         numbers = RANGE.fullmatch(text)
         choices[key] = [*map(str, range(*map(int, numbers[1].split(","))))] if numbers else split_values(text)
     swept = [key for key, values in choices.items() if len(values) > 1]
-    common = (f"run.dir={directory}", f"tracking.experiment={experiment}")
+    common = (f"run.dir={directory}", f"tracking.experiment={experiment}", f"tracking.study={experiment}")
     jobs = []
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))

@@ -28,7 +28,7 @@ NPROC = "DICEDIST_NPROC"
 def run(arguments: Sequence[str]) -> None:
     # Not above: `command` listens for signals before.
     from dicedist.config import Config, compose_config, show_help
-    from dicedist.config.extras import require
+    from dicedist.config.extras import require_tracker
 
     parser = argparse.ArgumentParser("dicedist train", add_help=False, allow_abbrev=False)
     parser.add_argument("--nproc", default=os.environ.get(NPROC) or "1")
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
     config = compose_config(overrides)
     for tracker in config.tracking.trackers:
-        require(tracker, f"tracking={tracker}", "tracking=none")
+        require_tracker(tracker, f"tracking={tracker}", config.tracking.uri, config.tracking.model)
     is_rank = "RANK" in os.environ  # torchrun has started the processes
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
     if processes > 1:

@@ -165,7 +165,7 @@ class Run(Results):
     @property
     def wandb_folder(self) -> Path:
         """The folder that Weights & Biases makes in a folder that it is given."""
-        return self.directory / "wandb"
+        return own_folder(self.directory / "wandb")
 
     def mirror_lock_file(self, tracker: str) -> Path:
         return self.directory / f".mirror-{tracker}.lock"

@@ -54,7 +54,9 @@ class Protocol:
         spaces, fixed = spaces_in(self.methods[method])
         overrides = {**self.common(method), **fixed, "seed": str(self.search_seed)}
         folder = directory / "search" / method
-        return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
+        return Plan(
+            folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed, study=self.path.stem
+        )
 
     def common(self, method: str) -> dict[str, str]:
         """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting differs."""
@@ -68,6 +70,7 @@ class Protocol:
         name = method if change is None else f"{method}-{change[0].rpartition('.')[2]}-{change[1]}"
         changed = dict([change]) if change else {}
         place = {"run.dir": str(directory / ("curves" if change else "seeds")), "run.name": f"{name}-seed{seed}"}
+        place["tracking.study"] = self.path.stem
         overrides = {**self.common(method), **fixed, **best, **changed, "seed": str(seed), **place}
         return Job(f"{name}-seed{seed}", (*written(overrides), UNREAD))
 

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dicedist import evidence, mirror, train
+from dicedist.config import compose_config
 from dicedist.config.commands import COMMANDS
 from dicedist.config.extras import PACKAGES
 from tests.support import CHECKOUT as ROOT
@@ -84,6 +85,18 @@ def test_a_missing_extra_is_one_line(call: Callable, line: str, monkeypatch: pyt
     monkeypatch.setattr("dicedist.config.extras.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=line):
         call()
+
+
+def test_mlflow_skinny_suffices_for_a_server_that_gets_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lambda name: None if name == "sqlalchemy" else object()  # noqa: E731
+    monkeypatch.setattr("dicedist.config.extras.find_spec", found)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    server, no_model = "tracking.uri=http://127.0.0.1:5000", "tracking.model=null"
+    assert compose_config(["data=shapes", server, no_model]).tracking.trackers == ["mlflow"]
+    for words in ([], [server], [no_model]):
+        assert compose_config(["data=shapes", *words]).tracking.trackers == []
+        with pytest.raises(ValueError, match="mlflow-skinny sends records to a server and no model: write"):
+            train.run(["data=shapes", "tracking=mlflow", *words])
 
 
 def test_pins_satisfy_ranges() -> None:

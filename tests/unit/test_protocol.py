@@ -55,6 +55,7 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
     assert [job.name for job in jobs[:3]] == ["ind-seed0", "plain-seed0", "ind-seed1"]
     last = jobs[-1].config
     assert (last.redundancy.delta, last.seed, last.optimizer.lr, last.evaluate.test) == (0.5, 1, 0.1, False)
+    assert {trial.tracking.study, last.tracking.study} == {protocol.path.stem}, "one study in trackers"
 
 
 @pytest.mark.parametrize(
