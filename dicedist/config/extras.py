@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 PACKAGES = {  # extra -> the modules that it brings
+    "hub": ("huggingface_hub",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "search": ("optuna",),
