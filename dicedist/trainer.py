@@ -256,6 +256,7 @@ class Trainer:
             listener.after_epoch(self.done, logits_MNK)
         self.recorder.sync(self.done, self.validation_due)
 
+    @heartbeat.computing()
     def evaluate(self) -> None:
         """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dicedist.algorithm.objectives import Method
+from dicedist.cluster.heartbeat import computing
 from dicedist.cluster.placement import REPORTER, place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import joined
@@ -27,6 +28,7 @@ from dicedist.runs.results import Results, origin
 from dicedist.runs.run import Run
 
 
+@computing()
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
     found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)

@@ -16,7 +16,10 @@ MARK = "sha256"  # of the rest of the file
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere."""
+    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere.
+
+    Text is UTF-8 in any locale.
+    """
 
     def opener(name: str, flags: int) -> int:
         try:
@@ -26,7 +29,7 @@ def open_own(path: Path, mode: str) -> IO[Any]:
                 raise ValueError(f"{name} is a link, and nothing is written through links in a run's folder") from error
             raise
 
-    return open(path, mode, opener=opener)
+    return open(path, mode, opener=opener, encoding=None if "b" in mode else "utf-8")
 
 
 def own_folder(path: Path) -> Path:

@@ -106,7 +106,7 @@ class WeightsAndBiases(Destination):
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:
         """Show the report and its figures, and keep the files as an artifact: W&B has its own config.yaml."""
         pages = {f"figures/{name}": wandb.Html(figure.svg, inject=False) for name, figure in figures.items()}
-        self.log({"report": wandb.Html(self.run.report_file.read_text(), inject=False), **pages})
+        self.log({"report": wandb.Html(self.run.report_file.read_text("utf-8"), inject=False), **pages})
         artifact = wandb.Artifact(self.artifact_name("files"), type="run")
         for path in files:
             artifact.add_file(str(path))
