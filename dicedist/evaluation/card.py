@@ -109,6 +109,7 @@ def interval_of(measure: Measure, log_p_NK: Tensor, labels_N: Tensor) -> Interva
 
 
 def cells(measure: Measure, found: Interval) -> list[str]:
+    assert found.lower is not None and found.upper is not None  # the bootstrap knows both
     value, lower, upper = (f"{measure.scale * x:.{measure.decimals}f}" for x in (found.mean, found.lower, found.upper))
     return [value, f"{lower} to {upper}"]
 
