@@ -96,7 +96,7 @@ def test_a_calibration_of_an_earlier_version_decides_as_it_did(finished, tmp_pat
     found = Ensemble.load(run).about.calibration
     assert found["threshold"] == 0.123 and found["guarantee"] is None
     assert "5 % wrong, no guarantee" in tables.calibration_table(result)
-    assert calibration.of_run(Run.open(run), [0, 1, 2], "logits", {"risk": 0.2}).guarantee == 0.9
+    assert calibration.of_results(Run.open(run), result, [0, 1, 2], "logits", {"risk": 0.2}).guarantee == 0.9
 
 
 def test_shifted_images_are_measured_and_kept(finished, tmp_path, capsys):
