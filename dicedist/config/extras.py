@@ -4,6 +4,7 @@ import os
 from importlib.util import find_spec
 
 PACKAGES = {  # extra -> the modules that it brings
+    "hub": ("huggingface_hub",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "search": ("optuna",),
