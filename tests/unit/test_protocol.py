@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from dicedist.reporting.evidence import Comparison, markdown, sections
 from dicedist.reporting.page import document
 from dicedist.reporting.records import Group, Recorded
-from dicedist.reporting.tradeoff import Curve, interpolated
+from dicedist.reporting.tradeoff import Curve, equal_accuracy
 from dicedist.runs.run import Run
 from dicedist.studies.evidence import Evidence
 from dicedist.studies.protocol import commit_of, read_protocol
@@ -151,7 +151,7 @@ def comparison(folder=None):
     }
     curves = [Curve("dice", 2, "redundancy.delta", stops), Curve("adp", 4, "beta", stops)]
     about = ("Shapes", "Which?", "0123456789abcdef", "ensemble NLL, nats")
-    return Comparison(*about, ind, [ind, dice], chosen, trials, curves)
+    return Comparison(*about, ind, [ind, dice], chosen, trials, curves, 67.0)
 
 
 def page_of(found):
@@ -199,6 +199,7 @@ def test_no_name_of_a_comparison_becomes_markup():
         {name: {EVERYTHING: EVERYTHING} for name in HOSTILE},
         {name: {EVERYTHING: 1} for name in HOSTILE},
         [Curve(name, 2, name, {name + value: one for value, one in plain.curves[0].stops.items()}) for name in HOSTILE],
+        67.0,
     )
     shown = assert_only_our_markup(document(found.title, found.about, sections(found)))
     assert EVERYTHING in shown
@@ -224,7 +225,13 @@ def test_a_column_that_some_run_lacks_is_left_out():
     assert "ratio-error" not in of_methods and "ratio-error" in of_curves
 
 
-def test_ratio_errors_are_read_between_the_points_of_a_curve():
-    curve = comparison().curves[0]
-    assert interpolated(curve, 65.0) == pytest.approx(0.6)
-    assert interpolated(curve, 70.0) == pytest.approx(0.4)
+def test_ratio_errors_are_compared_at_an_accuracy_that_is_fixed_beforehand():
+    found = comparison()
+    table = equal_accuracy(found.curves, 67.0)
+    assert [head.title for head in table.heads] == ["method", "ratio-error at 67.00 %", "difference from dice"]
+    (_, own, none), (_, same, apart) = table.rows
+    assert own == same and own.startswith("0.520 [") and none.text == ""
+    assert apart.text == "0.000 [0.000, 0.000]" and apart.kind == "unclear"
+    assert equal_accuracy(found.curves, 99.0).rows[0][1] == "not reached"
+    assert equal_accuracy(found.curves[:1], 67.0) is None
+    assert "ratio-error at 67.00 %" in page_of(found)
