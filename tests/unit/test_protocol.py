@@ -12,11 +12,14 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch.nn.functional import one_hot
 
+from dicedist.reporting.columns import shift_reading
 from dicedist.reporting.evidence import Comparison, markdown, sections
 from dicedist.reporting.page import document
 from dicedist.reporting.records import Group, Recorded
 from dicedist.reporting.tradeoff import Curve, equal_accuracy
+from dicedist.runs.jobs import Job
 from dicedist.runs.run import Run
+from dicedist.studies import evidence
 from dicedist.studies.evidence import Evidence
 from dicedist.studies.protocol import commit_of, read_protocol
 from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
@@ -57,6 +60,29 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
     assert (last.redundancy.delta, last.seed, last.optimizer.lr, last.evaluate.test) == (0.5, 1, 0.1, False)
 
 
+def test_runs_of_seeds_are_measured_on_shifted_images_once(tmp_path, monkeypatch):
+    shift = "seeds: 4\nshift: {shift: corruptions, shift_severities: [1, 3], shift_limit: 20}"
+    protocol, asked = protocol_in(tmp_path, TEXT.replace("seeds: 4", shift)), []
+    found = Evidence(protocol, tmp_path / "runs", 1)
+    monkeypatch.setattr(evidence, "commit_of", lambda path: "0123")
+    monkeypatch.setattr(found, "finish", lambda jobs: None)
+    monkeypatch.setattr(evidence, "evaluate_run", lambda run, request: asked.append((run, request)))
+    measured = {"shift": {"corruptions": {}}}
+    monkeypatch.setattr(Job, "result", property(lambda job: measured if job.name == "ind-seed0" else {}))
+    found.test({"ind": {}, "plain": {}})
+    assert sorted(run.name for run, _ in asked) == sorted(
+        f"{method}-seed{seed}" for method in ("ind", "plain") for seed in range(4) if (method, seed) != ("ind", 0)
+    )
+    request = asked[0][1]
+    assert (request.shift, request.shift_severities, request.shift_limit) == ("corruptions", [1, 3], 20)
+
+
+def test_measures_of_shifted_images_are_means_over_severities():
+    mean = {"0": {"ece": 0.9}, "1": {"ece": 0.1}, "3": {"ece": 0.3}}
+    assert shift_reading("ece")({"shift": {"corruptions": {"mean": mean}}}) == pytest.approx(0.2)
+    assert shift_reading("ece")({}) is None and shift_reading("nll")({"shift": {"a": {"mean": mean}}}) is None
+
+
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
@@ -66,6 +92,7 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
         ("epochs: 2", "epocs: 2", "epocs: there is no such key (did you mean epochs?)"),
         ('{optimizer.lr: "interval(0.03,0.1,log)"}', "{optimizer.lr: 0.1}", "ind has nothing to search over"),
         ("{plain: {redundancy.delta", "{dice: {redundancy.delta", "curves name dice, which is none of its methods"),
+        ("seeds: 4", "seeds: 4\nshift: {shft: rotations}", "shft: there is no such key (did you mean shift?)"),
     ],
 )
 def test_mistakes_are_told_before_any_run(tmp_path, before, after, line):
