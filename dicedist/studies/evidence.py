@@ -74,8 +74,8 @@ class Evidence:
 
     def train(self) -> dict[str, dict[str, str]]:
         """Searches, then the runs that are compared, all without the test set; the best values of each method."""
-        best = {}
-        for method in self.protocol.methods:
+        best: dict[str, dict[str, str]] = {method: {} for method in self.protocol.methods}
+        for method in self.protocol.methods if self.protocol.trials else ():
             say(f"\n== search for {method}")
             search = Search(self.protocol.plan(method, self.directory), 1, self.at_once)
             search.run()

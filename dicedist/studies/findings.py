@@ -72,5 +72,7 @@ def group_of(label: str, style: int, jobs: Sequence[Job]) -> Group:
 
 
 def outcomes(evidence: Evidence, method: str) -> dict[str, int]:
+    if not evidence.protocol.trials:
+        return {}
     ended = Search(evidence.protocol.plan(method, evidence.directory), 1).outcomes()
     return {words: ended.count(state) for state, words in OUTCOMES.items() if state in ended}

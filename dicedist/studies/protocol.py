@@ -3,7 +3,7 @@
 title: Digits, four MLPs
 setting: {data: digits, ensemble.size: 4, epochs: 30}           keys of every run
 baseline: ind                                                   what the others are compared with
-search: {trials: 12, objective: nll, seed: 1000}                the same number of trials for every method
+search: {trials: 12, objective: nll, seed: 1000}                the same number of trials for every method, or 0
 seeds: 20                                                       of the best config of each method: 0 to 19
 methods:
   ind: {optimizer.lr: "interval(0.01,0.3,log)"}                 what is searched over; plain values are fixed
@@ -129,8 +129,11 @@ def checked(path: Path, text: str, values: dict[str, Any]) -> Protocol:
     if protocol.shift:
         protocol.evaluation(Path("."))
     for method in methods:  # a misspelt key ends it here
-        if not (plan := protocol.plan(method, Path("."))).spaces:
+        plan = protocol.plan(method, Path("."))
+        if protocol.trials and not plan.spaces:
             raise ValueError(f"{path}: {method} has nothing to search over, so budgets are not equal")
+        if plan.spaces and not protocol.trials:
+            raise ValueError(f"{path}: {method} names values to search over, and search.trials=0 allows none")
         plan.check()
     return protocol
 

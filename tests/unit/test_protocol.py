@@ -91,6 +91,7 @@ def test_measures_of_shifted_images_are_means_over_severities():
         ("seeds: 4", "seeds: 4\nsede: 1", "sede is no part of a protocol (did you mean seeds?)"),
         ("epochs: 2", "epocs: 2", "epocs: there is no such key (did you mean epochs?)"),
         ('{optimizer.lr: "interval(0.03,0.1,log)"}', "{optimizer.lr: 0.1}", "ind has nothing to search over"),
+        ("trials: 3", "trials: 0", "ind names values to search over, and search.trials=0 allows none"),
         ("{plain: {redundancy.delta", "{dice: {redundancy.delta", "curves name dice, which is none of its methods"),
         ("seeds: 4", "seeds: 4\nshift: {shft: rotations}", "shft: there is no such key (did you mean shift?)"),
     ],
