@@ -3,6 +3,7 @@
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
     python -m dicedist.bench files             the same of 20,000 JPEGs beside torchvision's ImageFolder; memory
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
+    python -m dicedist.bench launches          operations that a step gives to the device, by span
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
     python -m dicedist.bench batched           members of one device in turn, as one grouped network, on streams (GPU)
     python -m dicedist.bench discriminator     w against the literal network of the paper
@@ -50,6 +51,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
     "files": "files.files",
+    "launches": "launches.launches",
     "heads": "heads.heads",
     "memory": "discriminator.memory",
     "methods": "costs.method_costs",

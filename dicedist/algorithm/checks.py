@@ -91,7 +91,7 @@ def check_trajectory(config: Config) -> None:
     kind, name = trajectories.build(config.trajectory), config.trajectory["kind"]
     if kind is None:
         return
-    if [*config.method.terms] != ["cross_entropy"]:
+    if [*config.method.terms] != ["cross_entropy"] or config.method.targets:
         raise ValueError(f"trajectory.kind={name} follows cross-entropy alone: write method={name}")
     for given, instead in (
         (config.structure != "net", "structure=net"),
@@ -100,6 +100,8 @@ def check_trajectory(config: Config) -> None:
         (bool(config.compile), "compile=false"),
         (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
         (config.optimizer.ema is not None, "optimizer.ema=null"),
+        (kind.plain_sgd and config.optimizer.name != "sgd", "optimizer.name=sgd"),
+        (kind.plain_sgd and config.optimizer.momentum != 0, "optimizer.momentum=0"),
         (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
     ):
         if given:

@@ -149,7 +149,9 @@ class Hosted:
 
     @span("optimiser")
     def update(self, now: ScheduleValues) -> Values:
-        """Take one optimizer step of every part that the members' losses train, and return their gradient norms.
+        """Take one optimizer step of every part that the members' losses train.
+
+        Return the norms of the members' gradients at steps that are logged: each takes four kernels.
 
         A part whose gradients overflow in fp16 skips its own step alone, and the loss scale falls for all parts of
         this rank. Each rank has a scale of its own, and the discriminator none.
@@ -160,6 +162,7 @@ class Hosted:
         norms = {
             names.record(names.member(i), names.GRADIENT_NORM): gradient_norm(part.module)
             for i, part in self.members.items()
+            if now.is_logged
         }
         for part in self.learners:
             part.update(now, scaler)

@@ -46,7 +46,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
             f"network.split={config.split}: {config.label} says itself where it is split, leave network.split out"
         )
     if config._target_ is not None:
-        return from_target(config._target_, config.trusted)
+        return from_target(config._target_, config.trusted, input_shape)
     if config.name == "mlp":
         return mlp(config, input_shape)
     if reads_vectors:

@@ -133,6 +133,16 @@ def project(network: Network, feature_dim: int) -> None:
     network.feature_dim = feature_dim
 
 
+class GlobalPool(nn.AdaptiveAvgPool2d):
+    """The mean over all pixels. torch's own changes the strides of its result, which costs backward two kernels."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def forward(self, map_BCHW: Tensor) -> Tensor:
+        return map_BCHW.mean((2, 3), keepdim=True)
+
+
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """No bias (a batch norm follows), size kept at stride 1, He initialisation."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
