@@ -21,7 +21,7 @@ from dicedist.algorithm.batch import StepKey
 from dicedist.algorithm.blockwise import SLOPE, blockwise_gradients
 from dicedist.algorithm.counterpart import Adversary, Features
 from dicedist.algorithm.memory import ClassMemory
-from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
+from dicedist.algorithm.pairs import PairPlan, Partners, pairs_of, within_budget
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
@@ -141,7 +141,7 @@ class Discriminator(Adversary):
         self.delta = config.delta_for(num_members)
         self.network = PairClassifier(num_members, feature_dim, self.num_classes)
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
-        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+        self.register_buffer("pairs_P2", pairs_of(num_members), persistent=False)
 
     @property
     def weights(self) -> nn.Module:

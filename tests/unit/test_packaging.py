@@ -54,12 +54,25 @@ def test_wheel_carries_every_config(tmp_path: Path) -> None:
 def test_extras_are_what_the_code_asks_for() -> None:
     """Every extra that a message names exists, brings its packages, and is in `all` unless another stands for it."""
     extras = PYPROJECT["project"]["optional-dependencies"]
-    (everything,) = map(Requirement, extras["all"])
+    everything = contained(extras, "all")
     for extra, modules in PACKAGES.items():
         brought = {Requirement(line).name for line in extras[extra]}
-        assert set(modules) <= brought and extra in everything.extras
+        assert set(modules) <= brought and extra in everything
     for source in (ROOT / "dicedist").rglob("*.py"):
         assert set(re.findall(r"dicedist\[([a-z0-9-]+)\]", source.read_text())) <= set(extras), source
+
+
+def contained(extras: dict[str, list[str]], name: str) -> set[str]:
+    """Return the extras that an extra consists of, itself included."""
+    others = {other for line in extras[name] if (it := Requirement(line)).name == "dicedist" for other in it.extras}
+    return {name}.union(*(contained(extras, other) for other in others))
+
+
+def test_an_install_for_the_cpu_has_all_but_cuda() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert contained(extras, "all") - contained(extras, "all-cpu") == {"all", "dali"}
+    core = {Requirement(line).name for line in PYPROJECT["project"]["dependencies"]}
+    assert not core & {"mlflow", "onnx", "onnxruntime", "nvidia-dali-cuda130", "optuna", "pyarrow", "timm"}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_its_examples_run(name, known, folder, monkeypatch):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="pip install 'dicedist[docs]'")
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True)

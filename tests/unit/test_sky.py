@@ -24,6 +24,9 @@ def test_sky_pilots_own_schema():
     jsonschema.validate(TASK["resources"], schemas.get_resources_schema())
 
 
+@pytest.mark.skipif(
+    "--shutdown" not in torchrun.get_args_parser().format_help(), reason="torchrun has --shutdown-timeout since 2.12"
+)
 def test_script(tmp_path):
     """What its nodes run, on two machines of four GPUs."""
     python = tmp_path / ".venv" / "bin" / "python"
