@@ -136,8 +136,8 @@ def project(tmp_path: Path) -> Path:
     project = tmp_path / "my project"
     (project / "launch").mkdir(parents=True)
     shutil.copy(ROOT / "launch/install", project / "launch/install")
-    for name in ("pyproject.toml", "constraints.txt"):
-        (project / name).write_text(name)
+    (project / "pyproject.toml").write_text("")
+    (project / "constraints.txt").write_text("torch==2.14.1\n")
     return project
 
 
@@ -190,7 +190,8 @@ def test_install_for_the_cpu_is_remembered(project: Path, install: Install) -> N
     install(project, "--cpu", "dev")
     plain, light = [line for line in (project.parent / "asked").read_text().splitlines() if "pip install" in line]
     assert plain.endswith("--editable .[all]")
-    assert light.endswith("--editable .[all-cpu,dev] --extra-index-url https://download.pytorch.org/whl/cpu")
+    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
+    assert light.endswith(f"--editable .[all-cpu,dev] {index} torch==2.14.1+cpu")
     install(project, "dev")
     install(project)
     assert pip_calls(project) == 2, "what launch/test and launch/quickstart ask for is there, without CUDA"
