@@ -3,6 +3,7 @@
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
     python -m dicedist.bench files             the same of 20,000 JPEGs beside torchvision's ImageFolder; memory
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
+    python -m dicedist.bench launches          operations that a step gives to the device, by span
     python -m dicedist.bench cost              what DICE costs beside independent training, in one process
     python -m dicedist.bench batched           members of one device in turn, as one grouped network, on streams (GPU)
     python -m dicedist.bench discriminator     w against the literal network of the paper
@@ -12,6 +13,7 @@
     python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
     python -m dicedist.bench methods           the step of each method beside independent training
     python -m dicedist.bench recipes           ResNet-18 at 224 pixels beside a bare loop (on a CPU batch_size=16)
+    python -m dicedist.bench heads             heads on a frozen backbone, and 16 of them, beside bare loops
     python -m dicedist.bench checkpoint        what a checkpoint takes from training
     python -m dicedist.bench tracking          what records and MLflow take from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
@@ -49,6 +51,8 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "discriminator": "discriminator.discriminator",
     "evaluate": "evaluate.evaluate",
     "files": "files.files",
+    "launches": "launches.launches",
+    "heads": "heads.heads",
     "memory": "discriminator.memory",
     "methods": "costs.method_costs",
     "overlap": "overlap.overlap",
@@ -57,7 +61,8 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "step": "step.step",
     "tracking": "upkeep.tracking",
 }
-COMPARISONS = ("cost", "discriminator", "recipes")  # with what is not ours: each side makes its own process settings
+# With what is not ours: each side makes its own process settings.
+COMPARISONS = ("cost", "discriminator", "heads", "recipes")
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from dicedist.algorithm.batch import Batch, Views, share
 from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.member import Encode, Encoding
 from dicedist.algorithm.messages import Carrier
-from dicedist.algorithm.networks.batch_norm import statistics_untouched
+from dicedist.algorithm.networks.batch_norm import counted_together, plain_norms, statistics_untouched
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.randomness import drawing, generator
@@ -53,6 +53,9 @@ class Encoders:
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}
         self.together = Together([*members.values()], keeps) if self.grouped and len(members) > 1 else None
+        trunk = [self.hosted.trunk.module] if self.hosted.trunk else []
+        run = [*self.modules.values(), *([self.together] if self.together else []), *trunk]
+        self.norms = {module: plain_norms(module) for module in run}
 
     @span("encode")
     def encode(self, batch: Batch) -> dict[int, Encoding]:
@@ -106,14 +109,15 @@ class Encoders:
 
         That second forward leaves the running statistics of batch norms alone: they have counted the piece before.
         """
-        if self.pieces == 1 or not torch.is_grad_enabled():
-            return module(*inputs)
-        return checkpoint(
-            module,
-            *inputs,
-            use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), statistics_untouched(module)),
-        )
+        with counted_together(self.norms[module]):
+            if self.pieces == 1 or not torch.is_grad_enabled():
+                return module(*inputs)
+            return checkpoint(
+                module,
+                *inputs,
+                use_reentrant=False,
+                context_fn=lambda: (contextlib.nullcontext(), statistics_untouched(module)),
+            )
 
     def noise(self, batch: Batch, member: int) -> Tensor | None:
         """Draw the noise on z; None for a deterministic member.

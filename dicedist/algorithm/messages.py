@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 Fields = dict[str, Tensor]  # what a member may send, each [B, width]
 Values = dict[str, Tensor]  # named scalars for the records, which stay on the device until they are logged
@@ -56,7 +57,8 @@ class Gathered:
         """[members, B, largest width], with narrower members padded with zeros."""
         rows = [self.fields[member][name] for member in members]
         width = max(row.shape[-1] for row in rows)
-        return torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[-1])) for row in rows])
+        pads = [width - row.shape[-1] for row in rows]
+        return torch.stack([pad(row, (0, more)) if more else row for row, more in zip(rows, pads, strict=True)])
 
 
 class Carrier(Protocol):
@@ -91,3 +93,8 @@ class Carrier(Protocol):
     def synchronise(self, module: nn.Module) -> None: ...
 
     def replicated(self, module: nn.Module) -> nn.Module: ...
+
+
+def times(factor: float, value: Tensor) -> Tensor:
+    """Multiply, unless that would only launch a kernel."""
+    return value if factor == 1 else factor * value

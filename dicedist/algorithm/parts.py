@@ -97,6 +97,7 @@ class Hosted:
     shared: Part | None  # the method's shared modules: a gate, an attention
     discriminator: Part | None  # the counterpart of all members: w, or what a method has in its place
     precision: Precision
+    frozen: Part | None = None  # a trunk that is never trained: saved with the others, but not run in a step
 
     @property
     def parts(self) -> list[Part]:
@@ -110,8 +111,8 @@ class Hosted:
 
     @property
     def common(self) -> list[Part]:
-        """The parts that all members train together, replicated on every rank that hosts members."""
-        return [part for part in (self.trunk, self.shared) if part is not None]
+        """The parts of all members together, replicated on every rank that hosts members."""
+        return [part for part in (self.trunk, self.shared, self.frozen) if part is not None]
 
     @property
     def common_parameters(self) -> list[nn.Parameter]:
@@ -148,7 +149,9 @@ class Hosted:
 
     @span("optimiser")
     def update(self, now: ScheduleValues) -> Values:
-        """Take one optimizer step of every part that the members' losses train, and return their gradient norms.
+        """Take one optimizer step of every part that the members' losses train.
+
+        Return the norms of the members' gradients at steps that are logged: each takes four kernels.
 
         A part whose gradients overflow in fp16 skips its own step alone, and the loss scale falls for all parts of
         this rank. Each rank has a scale of its own, and the discriminator none.
@@ -159,6 +162,7 @@ class Hosted:
         norms = {
             names.record(names.member(i), names.GRADIENT_NORM): gradient_norm(part.module)
             for i, part in self.members.items()
+            if now.is_logged
         }
         for part in self.learners:
             part.update(now, scaler)

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dicedist.config.schema import Config, OptimizerConfig, SchedulesConfig
@@ -23,6 +23,7 @@ class ScheduleValues:
     ramp_up: float
     covariance: float
     epoch: float = 0.0  # of the reference run, for a schedule of a term's own
+    is_logged: bool = True  # the step ends an interval of log.every_steps: values that cost something are computed
 
     @property
     def compression_ceb(self) -> float:
@@ -44,9 +45,12 @@ class Schedules:
         epochs: int,
         rate: Callable[[float], float] | None = None,
         steps_per_epoch: int = 1,
+        log_every: int = 1,
+        max_steps: int | None = None,
     ):
         """rate: of a trajectory, by the epoch of the reference run, in place of the optimizer's."""
-        self.own_rate, self.steps_per_epoch = rate, steps_per_epoch
+        self.own_rate, self.steps_per_epoch, self.log_every = rate, steps_per_epoch, log_every
+        self.last_step = min(epochs * steps_per_epoch, max_steps or epochs * steps_per_epoch)
         self.config, self.optimizer, self.epochs = config, optimizer, epochs
         self.rates = learning_rate_knots(config.learning_rate, optimizer.lr)
         self.log_beta = log_beta
@@ -54,12 +58,15 @@ class Schedules:
 
     @classmethod
     def of(cls, config: Config, rate: Callable[[float], float] | None = None, steps_per_epoch: int = 1) -> Self:
-        log_beta = config.bottleneck.log_beta
-        return cls(config.schedules, config.optimizer, log_beta, config.epochs, rate, steps_per_epoch)
+        log_beta, every = config.bottleneck.log_beta, config.log.every_steps
+        settings = (config.schedules, config.optimizer, log_beta, config.epochs)
+        return cls(*settings, rate, steps_per_epoch, every, config.max_steps)
 
     def at_step(self, epoch: int, step: int) -> ScheduleValues:
         """Return the values at a step of an epoch; a fraction of an epoch counts."""
-        return self.at(epoch + step / self.steps_per_epoch)
+        done = epoch * self.steps_per_epoch + step + 1
+        is_logged = done % self.log_every == 0 or done == self.last_step
+        return replace(self.at(epoch + step / self.steps_per_epoch), is_logged=is_logged)
 
     def at(self, epoch: float) -> ScheduleValues:
         rate = self.learning_rate(epoch)

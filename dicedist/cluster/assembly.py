@@ -9,7 +9,7 @@ from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.step import Step
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.placement import Placement
-from dicedist.cluster.world import World
+from dicedist.cluster.world import FOREVER, World
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 
@@ -20,7 +20,7 @@ def connect(
     """All ranks call this, because it makes the groups of the exchange."""
     traffic = method.traffic(sizes(config, method, plan, num_classes), num_classes, config.redundancy)
     wire = torch.bfloat16 if config.distributed.wire == "bf16" else None
-    return Exchange.between(placement, world.rank, world.device, traffic, wire)
+    return Exchange.between(placement, world.rank, world.device, traffic, wire, FOREVER)
 
 
 def host(config: Config, method: Method, plan: Plan, exchange: Exchange, num_classes: int) -> Hosted:

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 import torch
@@ -11,10 +13,13 @@ GIB, MIB = 2**30, 2**20
 LEAST_GPU = 1 * GIB  # for CUDA's context and a ResNet-8 with its batch; with less free, others surely use the GPU
 LEAST_SHARED = 16 * MIB  # per rank, for NCCL's buffers
 SHARED = "/dev/shm"
+LEAST_DRIVER = {"12": 525, "13": 580}  # by the CUDA of torch's wheel
 
 
 def pick_device() -> torch.device:
     """The GPU of this rank, or the CPU where there is none."""
+    if unusable := why_unusable():
+        raise ValueError(f"{unusable}, or write CUDA_VISIBLE_DEVICES= to use the CPU")
     if not torch.cuda.is_available():
         return torch.device("cpu")
     ranks_here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
@@ -28,9 +33,32 @@ def pick_device() -> torch.device:
     if ranks_here > 1:
         refuse_small_shared_memory(ranks_here)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high")
     return device
+
+
+def make_deterministic() -> None:
+    """Have GPUs compute the same bits again, as torch's notes on reproducibility say. Call before a GPU is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def why_unusable() -> str | None:
+    """Say why torch cannot use the GPUs of this machine, and what to do; None if it can, or if there are none."""
+    if torch.cuda.is_available() or not (gpus := torch.cuda.device_count()):
+        return None
+    try:
+        torch.cuda.init()
+        reason = "no reason is given"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split(". ")[0].strip().rstrip(".")
+    cuda = str(torch.version.cuda)
+    least = LEAST_DRIVER.get(cuda.partition(".")[0], "a")
+    return (
+        f"this machine has {gpus} GPUs, and torch cannot use them ({reason}): install NVIDIA driver {least} or newer, "
+        f"which CUDA {cuda} of torch's wheel needs"
+    )
 
 
 def device_named(name: str) -> torch.device:
@@ -73,12 +101,30 @@ def refuse_too_large(device: torch.device, needed: Mapping[str, int]) -> None:
 
 
 def refuse_compile(how: bool | str) -> None:
-    """Refuse compilation where it cannot work, before anything is built."""
-    compiler = os.environ.get("CXX", "g++")
-    if how == "graphs" and not torch.cuda.is_available():
+    """Refuse compilation where it cannot work, before anything is built.
+
+    For a GPU, Triton needs a C compiler; for a CPU, torch needs one for C++. Both need the headers of Python.
+    """
+    if not how:
+        return
+    on_gpu = torch.cuda.is_available()
+    if how == "graphs" and not on_gpu:
         raise ValueError("compile=graphs records CUDA graphs, and there is no GPU here: write compile=true")
-    if how and shutil.which(compiler) is None:
-        raise ValueError(f"compile={str(how).lower()} needs the compiler {compiler}: install it or leave compile out")
+    variable, usual = ("CC", ["gcc", "clang"]) if on_gpu else ("CXX", ["g++"])
+    compilers, header = [os.environ[variable]] if variable in os.environ else usual, python_header()
+    found = any(map(shutil.which, compilers))
+    if not found or not header.exists():
+        lacking = f"{header} (python3-dev)" if found else f"the compiler {' or '.join(compilers)}"
+        raise ValueError(f"compile={str(how).lower()} needs {lacking}: install it or leave compile out")
+
+
+def refuse_graph(records: bool) -> None:
+    if records and not torch.cuda.is_available():
+        raise ValueError("redundancy.graph=true records a CUDA graph, and there is no GPU here: leave it out")
+
+
+def python_header() -> Path:
+    return Path(sysconfig.get_path("include"), "Python.h")
 
 
 def too_small(device: torch.device) -> str:

@@ -20,6 +20,7 @@ Legend: M members, B inputs, D features, K classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -63,9 +64,18 @@ class Exchange:
 
     @classmethod
     def between(
-        cls, placement: Placement, rank: int, device: torch.device, traffic: Traffic, wire: torch.dtype | None = None
+        cls,
+        placement: Placement,
+        rank: int,
+        device: torch.device,
+        traffic: Traffic,
+        wire: torch.dtype | None = None,
+        timeout: timedelta | None = None,
     ) -> Self:
-        """All ranks call this: it makes the groups of the ranks that host members."""
+        """All ranks call this: it makes the groups of the ranks that host members.
+
+        timeout: of these groups, which do not inherit the default group's; None: torch's own.
+        """
         return cls(
             placement,
             rank,
@@ -76,9 +86,9 @@ class Exchange:
             traffic.features,
             traffic.gradients,
             traffic.outputs,
-            group_of(placement.member_ranks),
-            replica_group(placement),
-            group_of(placement.discriminators),
+            group_of(placement.member_ranks, timeout),
+            replica_group(placement, timeout),
+            group_of(placement.discriminators, timeout),
             wire,
         )
 
@@ -310,16 +320,16 @@ def routes(placement: Placement, traffic: Traffic) -> Routes:
     return found
 
 
-def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+def group_of(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup | None:
     """All ranks call this. None for a group of one rank, and on ranks outside the group."""
     with between_ranks():
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        group = dist.new_group(list(ranks), timeout) if len(ranks) > 1 else None
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def replica_group(placement: Placement) -> dist.ProcessGroup | None:
+def replica_group(placement: Placement, timeout: timedelta | None) -> dist.ProcessGroup | None:
     """All ranks call this; each receives the group of the member whose replica it hosts."""
-    groups = [group_of(hosts) for hosts in placement.hosts] if placement.replicas > 1 else []
+    groups = [group_of(hosts, timeout) for hosts in placement.hosts] if placement.replicas > 1 else []
     return next((group for group in groups if group is not None), None)
 
 

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import torch
 
-from dicedist.cluster.devices import GIB, LEAST_GPU
+from dicedist.cluster.devices import GIB, LEAST_GPU, why_unusable
 from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, judged
 
 NO_GPU = "there is no GPU that torch can use"
@@ -14,13 +14,9 @@ NO_GPU = "there is no GPU that torch can use"
 def driver() -> Finding:
     if torch.cuda.is_available():
         return judged(f"CUDA {torch.version.cuda} of the wheel runs on it")
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split(". ")[0].strip().rstrip(".")
-        if "too old" in reason:
-            return judged(reason, "install a newer NVIDIA driver, or a torch wheel for an older CUDA")
-        return Finding(SKIPPED, f"{NO_GPU} ({reason}); training uses the CPU")
+    if unusable := why_unusable():
+        what, _, remedy = unusable.rpartition(": ")
+        return judged(what, remedy, state=FAILED)
     return Finding(SKIPPED, f"{NO_GPU}; training uses the CPU")
 
 

@@ -1,12 +1,18 @@
 """The messages about a GPU without enough memory, with a fake torch.cuda that only returns numbers."""
 
+import os
 import shutil
 from collections import namedtuple
 
 import pytest
 import torch
 
-from dicedist.cluster import devices, process, world
+from dicedist.algorithm.objectives import Method
+from dicedist.cluster import devices, exchange, process, world
+from dicedist.cluster.assembly import connect
+from dicedist.cluster.placement import place
+from dicedist.config import compose_config
+from dicedist.config.plan import Plan
 from dicedist.tracking import environment
 
 GIB = 2**30
@@ -39,10 +45,40 @@ def test_a_free_gpu_is_taken(gpus):
     assert devices.pick_device() == torch.device("cuda", 1)
 
 
+def test_a_deterministic_run_picks_no_kernels_by_time(gpus, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    devices.pick_device()
+    assert torch.backends.cudnn.benchmark
+    try:
+        devices.make_deterministic()
+        devices.pick_device()
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
 def test_a_gpu_in_use_is_refused_with_numbers(gpus):
     gpus[1] = GIB // 2
     with pytest.raises(ValueError, match=r"GPU 1 \(Some GPU\) has 0.5 of 24.0 GiB free, other processes hold"):
         devices.pick_device()
+
+
+def test_gpus_that_torch_cannot_use_are_refused(gpus, monkeypatch):
+    """Otherwise an old driver would mean a training on the CPU."""
+
+    def refuse():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update it.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    wanted = r"2 GPUs, and torch cannot use them \(.*12040.*: install NVIDIA driver 580.*CUDA_VISIBLE_DEVICES="
+    with pytest.raises(ValueError, match=wanted):
+        devices.pick_device()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert devices.pick_device() == torch.device("cpu")
 
 
 def test_more_ranks_than_gpus_are_refused(gpus, monkeypatch):
@@ -63,12 +99,35 @@ def test_cuda_graphs_without_a_gpu_are_refused():
         devices.refuse_compile("graphs")
 
 
+def test_a_graph_of_w_without_a_gpu_or_of_several_ranks_is_refused():
+    with pytest.raises(ValueError, match="redundancy.graph=true records a CUDA graph, and there is no GPU here"):
+        devices.refuse_graph(True)
+    with pytest.raises(ValueError, match="write redundancy.ranks=1"):
+        compose_config(["method=dice", "redundancy.graph=true", "redundancy.ranks=members"])
+
+
 def test_a_missing_compiler_is_named(gpus, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CC", "no-such-compiler")
     devices.refuse_compile(False)
     for how, word in ((True, "true"), ("graphs", "graphs")):
         with pytest.raises(ValueError, match=f"compile={word} needs the compiler no-such-compiler: install it"):
             devices.refuse_compile(how)
+
+
+def test_compilation_for_a_gpu_needs_c_and_the_headers_of_python(gpus, monkeypatch, tmp_path):
+    """As docs/docker.md installs them: gcc, and not g++, which a CPU needs."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    monkeypatch.setattr(devices, "python_header", lambda: tmp_path)
+    devices.refuse_compile(True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"compile=true needs the compiler g\+\+"):
+        devices.refuse_compile(True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "python_header", lambda: tmp_path / "Python.h")
+    with pytest.raises(ValueError, match=r"compile=graphs needs .*Python.h \(python3-dev\)"):
+        devices.refuse_compile("graphs")
 
 
 def test_out_of_memory_is_one_line_with_numbers_and_no_restart(gpus):
@@ -79,6 +138,27 @@ def test_out_of_memory_is_one_line_with_numbers_and_no_restart(gpus):
         "lower batch_size, write precision=bf16, or use more GPUs"
     )
     assert code == process.EXIT_USER
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"), [("node0", "10.0.0.7"), ("localhost", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_a_node_whose_own_name_is_loopback_announces_the_address_that_others_reach(monkeypatch, endpoint, address):
+    """Debian writes 127.0.1.1 for a host's own name into /etc/hosts."""
+    routes = {"node0": "127.0.0.1", "localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", world.ELSEWHERE: "10.0.0.7"}
+    monkeypatch.setattr(world, "source_address", routes.get)
+    assert world.own_address_to(endpoint) == address
+
+
+def test_groups_within_the_group_wait_as_long_as_it_does(monkeypatch):
+    """torch gives a new group half an hour, after which a suspended job would end."""
+    made = []
+    monkeypatch.setattr(exchange.dist, "new_group", lambda ranks, timeout=None: made.append((ranks, timeout)))
+    config = compose_config(["method=dice", "ensemble.size=2", "redundancy.ranks=members"])
+    method, placement = Method(config.method), place(2, 2, True, ranks_of_w="members")
+    where = world.World(0, 2, torch.device("cpu"))
+    connect(config, method, Plan.of(config, 2, (3, 32, 32)), placement, where, 10)
+    assert made == [([0, 1], world.FOREVER)] * 2
 
 
 def test_figures_of_a_gpu_are_those_of_its_node(gpus, monkeypatch):

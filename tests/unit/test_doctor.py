@@ -39,9 +39,28 @@ def test_an_old_driver(monkeypatch):
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     found = gpus.driver()
-    assert found.state == WARNING and "newer NVIDIA driver" in found.remedy and "11040" in found.what
+    assert found.state == FAILED and "driver 580 or newer" in found.remedy and "11040" in found.what
+
+
+def test_one_gpu_passes_and_says_what_was_skipped(with_gpus, monkeypatch):
+    """By default there are as many ranks as GPUs: one sends no messages."""
+    with_gpus("A100")
+    asked = []
+    monkeypatch.setattr(examination, "checks", lambda *words: asked.append(words) or {})
+    doctor.run(["--json"])
+    monkeypatch.undo()
+    with_gpus("A100")
+    (_, ranks, _) = asked[0]
+    checks = examination.checks(*asked[0])
+    found = {name: checks[name]() for name in ("GPUs", "peer access", "messages")}
+    assert ranks == 1 and {name: one.state for name, one in found.items()} == {
+        "GPUs": OK, "peer access": SKIPPED, "messages": SKIPPED,
+    }  # fmt: skip
+    assert "one rank" in found["messages"].what
 
 
 def test_enough_gpus(with_gpus):
@@ -120,6 +139,21 @@ def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     found = services.mlflow_store(compose_config([]))
     assert found.state == WARNING and "secret" not in found.what
+
+
+def test_a_bucket(tmp_path, monkeypatch):
+    monkeypatch.setattr("dicedist.runs.bucket.PATIENCE", 0.0)
+    assert services.bucket(compose_config([])).state == SKIPPED
+    config = compose_config([f"run.remote=file://{tmp_path}/runs"])
+    assert services.bucket(config).state == OK
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # the probe is gone
+    (tmp_path / "file").write_text("")
+    found = services.bucket(compose_config([f"run.remote=file://{tmp_path}/file/runs"]))
+    assert found.state == FAILED and "cannot be written" in found.what
+    monkeypatch.setattr("dicedist.data.remote.find_spec", lambda name: None)
+    found = services.bucket(compose_config(["run.remote=s3://bucket/runs"]))
+    assert found.state == FAILED and "pip install 'dicedist[s3]'" in found.what
+    assert "bucket" in examination.checks(config, 2, [])
 
 
 def test_ranks_reach_each_other():

@@ -117,6 +117,34 @@ def test_a_group_in_which_nobody_works_is_hung_and_the_culprit_is_named(watched,
     assert code == 1
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_long_computation_is_work_as_long_as_it_uses_the_processor(watched, monkeypatch, works):
+    """As the measures of a large test set are, on rank 0 while the others wait."""
+    monkeypatch.setattr(heartbeat, "LONGER", 1)
+    one, ends = watched(timeout=0.2)
+    beat(one.store, {1: "1 waiting", 2: "1 waiting"}, 0.1)
+    others = threading.Thread(target=beat, args=[one.store, {1: "1 waiting", 2: "1 waiting"}, 1.0, time.sleep])
+    others.start()
+    with heartbeat.computing():
+        while others.is_alive():
+            sum(range(10_000)) if works else others.join()
+    assert (ends == []) == works
+
+
+def test_a_first_step_may_compile_for_longer_than_the_timeout(watched, monkeypatch):
+    """The messages of the start count as work, and still nobody is hung before all ranks have ended a step."""
+    monkeypatch.setattr(heartbeat, "position", lambda thread: "waiting")
+    monkeypatch.setattr(heartbeat, "LONGER", 1)
+    one, ends = watched(timeout=0.1)
+    for work in range(3):
+        beat(one.store, {1: f"{work} forecast.learn", 2: f"~{work} waiting"}, 0.04)
+    beat(one.store, {1: "3 step.answer", 2: "~3 resnet.forward"}, 0.6)
+    assert ends == []
+    beat(one.store, {1: "4 step.answer", 2: "4 resnet.forward"}, 0.1)  # rank 2 has ended its first step
+    beat(one.store, {1: "4 step.answer", 2: "4 resnet.forward"}, 1.6)
+    assert ends and "has done no work" in ends[0][0]
+
+
 def test_a_job_that_was_suspended_as_a_whole_goes_on(watched, monkeypatch):
     one, ends = watched(timeout=0.3)
     beat(one.store, {1: "1 a", 2: "1 b"}, 0.1)

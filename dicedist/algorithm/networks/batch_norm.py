@@ -5,12 +5,13 @@ compared with a single process.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+COUNTER = "num_batches_tracked"
 Total = Callable[[Tensor], Tensor]  # the differentiable sum over all replicas
 
 
@@ -66,6 +67,28 @@ def synchronise(module: nn.Module, total: Total) -> None:
                 f"ensemble.sync_batch_norm=true needs batch norms with weights, running statistics and momentum, and "
                 f"{child} lacks one of them: leave it out, or write ensemble.replicas=1"
             )
+
+
+def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
+    """Return the batch norms whose count of batches nothing reads: a fixed momentum, and no synchronization."""
+    norms = (child for child in module.modules() if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d))
+    return [norm for norm in norms if norm.num_batches_tracked is not None and norm.momentum is not None]
+
+
+@contextlib.contextmanager
+def counted_together(norms: Sequence[nn.BatchNorm1d | nn.BatchNorm2d]) -> Iterator[None]:
+    """Run one forward pass inside the context: its batch norms count the batch in one operation, not each by itself."""
+    counting = [norm._buffers for norm in norms if norm.training]
+    counters = [counter for buffers in counting if (counter := buffers[COUNTER]) is not None]
+    for buffers in counting:
+        buffers[COUNTER] = None
+    try:
+        yield
+    finally:
+        for buffers, counter in zip(counting, counters, strict=True):
+            buffers[COUNTER] = counter
+    if counters:
+        torch._foreach_add_(counters, 1)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from dicedist.algorithm.networks.network import Network, conv
+from dicedist.algorithm.networks.network import GlobalPool, Network, conv
 
 EXPANSION = 4
 
@@ -43,7 +43,7 @@ def preresnet(blocks: int) -> Network:
             _stage(widths[1], 64, blocks, 2),
             nn.BatchNorm2d(widths[2]),
             nn.ReLU(inplace=True),
-            nn.AdaptiveAvgPool2d(1),
+            GlobalPool(),
             nn.Flatten(),
         ),
         feature_dim=widths[2],

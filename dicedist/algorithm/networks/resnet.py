@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dicedist.algorithm.networks.network import Network, conv
+from dicedist.algorithm.networks.network import GlobalPool, Network, conv
 
 
 class Block(nn.Module):
@@ -31,7 +31,7 @@ def resnet(blocks: int, bottleneck: bool = False) -> Network:
     stage_3 = _stage(32 * expansion, 64, blocks, 2, bottleneck)
     return Network(
         trunk=nn.Sequential(stem, stage_1, stage_2),
-        tail=nn.Sequential(stage_3, nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        tail=nn.Sequential(stage_3, GlobalPool(), nn.Flatten()),
         feature_dim=64 * expansion,
         trunk_dim=32 * expansion,
     )

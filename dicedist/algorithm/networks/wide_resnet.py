@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from dicedist.algorithm.networks.network import Network, conv
+from dicedist.algorithm.networks.network import GlobalPool, Network, conv
 
 
 class PreActivationBlock(nn.Module):
@@ -29,7 +29,7 @@ def wide_resnet(blocks: int, widen: int) -> Network:
         tail=nn.Sequential(
             _stage(widths[1], widths[2], blocks, 2),
             _activation(widths[2]),
-            nn.AdaptiveAvgPool2d(1),
+            GlobalPool(),
             nn.Flatten(),
         ),
         feature_dim=widths[2],

@@ -4,8 +4,12 @@ The KL is the paper's, with a sign error in its appendix corrected (docs/choices
 (docs/choices.md, 3).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from dicedist.algorithm.objectives import Objective, View
 from dicedist.algorithm.schedules import ScheduleValues
@@ -33,7 +37,7 @@ class Term(Objective):
         return {"cross_entropy": view.targets.cross_entropy(own.logits_BK), "compression": compression}
 
     def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
-        return prior_KD[labels_B]
+        return F.embedding(labels_B, prior_KD)
 
     def weight(self, now: ScheduleValues) -> float:
         return now.compression_ceb
@@ -46,13 +50,34 @@ def gaussian_divergence(
 
     raw_scale_BD: if the scale is its softplus, the divergence stays finite where the scale underflows to zero.
     """
-    # The logarithm after the square: gradients of the scale are added in the reverse order of its uses.
-    return 0.5 * (scale_BD.square() - 2 * logarithm(scale_BD, raw_scale_BD) - 1 + (mean_BD - prior_BD).square()).sum(-1)
-
-
-def logarithm(scale_BD: Tensor, raw_scale_BD: Tensor | None) -> Tensor:
-    """Far below zero softplus(x) is exp(x), whose logarithm is x: finite, and with a gradient."""
     if raw_scale_BD is None:
-        return scale_BD.log()
-    is_tiny_BD = raw_scale_BD < TINY
-    return torch.where(is_tiny_BD, raw_scale_BD, scale_BD.masked_fill(is_tiny_BD, 1.0).log())
+        return 0.5 * (scale_BD.square() - 2 * scale_BD.log() - 1 + (mean_BD - prior_BD).square()).sum(-1)
+    divergence_B = DivergenceOfSoftplus.apply(mean_BD, scale_BD, prior_BD, raw_scale_BD)
+    assert isinstance(divergence_B, Tensor)
+    return divergence_B
+
+
+class DivergenceOfSoftplus(torch.autograd.Function):
+    """The divergence with gradients in half of the kernels that autograd would launch.
+
+    Far below zero softplus(x) is exp(x), whose logarithm is x: finite, and with a gradient.
+    """
+
+    @staticmethod
+    def forward(context: Any, mean_BD: Tensor, scale_BD: Tensor, prior_BD: Tensor, raw_BD: Tensor) -> Tensor:
+        is_tiny_BD, difference_BD = raw_BD < TINY, mean_BD - prior_BD
+        log_BD = torch.where(is_tiny_BD, raw_BD, scale_BD.log())
+        context.save_for_backward(scale_BD, difference_BD, is_tiny_BD)
+        context.prior = prior_BD.shape
+        total_BD = torch.sub(scale_BD.square(), log_BD, alpha=2).sub_(1).add_(difference_BD.square())
+        return total_BD.sum(-1).mul_(0.5)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scale_BD, difference_BD, is_tiny_BD = context.saved_tensors
+        gradient_B1, negative_B1 = gradient_B[:, None], -gradient_B[:, None]
+        of_mean_BD = gradient_B1 * difference_BD
+        of_log_BD = (negative_B1 / scale_BD).masked_fill_(is_tiny_BD, 0)
+        of_prior = of_mean_BD.neg().sum_to_size(context.prior)
+        return of_mean_BD, of_log_BD.add_(gradient_B1 * scale_BD), of_prior, is_tiny_BD * negative_B1
