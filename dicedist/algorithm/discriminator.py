@@ -25,7 +25,7 @@ from dicedist.algorithm.counterpart import Adversary, Features
 from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.messages import times
-from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, within_budget
+from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, pairs_of, within_budget
 from dicedist.algorithm.randomness import generator, seed_for
 from dicedist.algorithm.recorded import Recorded
 from dicedist.algorithm.schedules import ScheduleValues
@@ -149,7 +149,7 @@ class Discriminator(Adversary):
         self.tables: dict[int, PairTable] = {}  # of all pairs, by product pairs per joint pair
         self.recorded: Recorded | None = None  # the learning as a CUDA graph
         self.in_blocks = True  # on a CPU, where a block stays in the cache
-        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+        self.register_buffer("pairs_P2", pairs_of(num_members), persistent=False)
 
     @property
     def weights(self) -> nn.Module:

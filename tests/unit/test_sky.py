@@ -30,6 +30,9 @@ def example():
     return re.search(r'--env ARGUMENTS="([^"]+)"', (CHECKOUT / "launch" / "sky.yaml").read_text())[1]
 
 
+@pytest.mark.skipif(
+    "--shutdown" not in torchrun.get_args_parser().format_help(), reason="torchrun has --shutdown-timeout since 2.12"
+)
 @pytest.mark.parametrize(
     ("arguments", "trackers"),
     [(TASK["envs"]["ARGUMENTS"], []), (example(), []), ("ensemble.size=7 tracking=mlflow", ["mlflow"])],
