@@ -16,6 +16,7 @@ AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
+OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 
 
@@ -373,6 +374,12 @@ class CalibrationConfig(Frozen):
     guarantee: float | int | str = key(
         "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
         default=0.9,
+    )
+    ood_score: str = key(
+        "how unlike the training an input is. knn: its distance to features of training inputs | max_softmax | "
+        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, where there is a w",
+        choices=OOD_SCORES,
+        default="knn",
     )
 
 

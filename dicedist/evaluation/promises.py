@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import bdtrc
+
 from dicedist.metrics import conformal
 from dicedist.metrics.abstention import NEVER
+from dicedist.metrics.measures import OOD_SCORES
 
 MEANING = "±: where 95 of 100 calibrations with as many inputs come to lie"
 
@@ -27,7 +30,8 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
     measures, spread = test["measures"], found.get("temperature_spread")
     temperature = f"{found['temperature']:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")
     listed = [
-        Promise(f"temperature {temperature}", "", f"ECE {100 * measures['ece']:.2f} %, NLL {measures['nll']:.4g}"),
+        Promise("one label", "", f"{percent(measures['accuracy'])} right, NLL {measures['nll']:.4g}"),
+        Promise(f"temperature {temperature}", "", f"ECE {100 * measures['ece']:.2f} %"),
         Promise(abstains(found), answers(found), answered(test)),
     ]
     if found["quantiles"] is not None:
@@ -39,7 +43,8 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
         listed.append(Promise(f"label sets ({kind})", f"{promised} right", size))
     if found["ood_threshold"] is not None:
         promised = around(conformal.ACCEPTED, math.ceil(conformal.ACCEPTED * n), n)
-        unlike = f"unlike below {found['ood_threshold']:.4g} (OOD)"
+        score = OOD_SCORES.get(found.get("ood_score") or "", "OOD")  # earlier versions had one
+        unlike = f"unlike below {found['ood_threshold']:.4g} ({score})"
         listed.append(Promise(unlike, f"{promised} accepted", f"{percent(test['ood_accepted'])} accepted"))
     return listed
 
@@ -80,3 +85,20 @@ def around(target: float, nth: int | None, num_inputs: int | None) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def no_better_than_guessing(result: Mapping[str, Any]) -> str | None:
+    """Return a line that says so, and what to try; None where the accuracy is beyond the chance of a guess.
+
+    The guess is always the most frequent class of the test set. result: evaluation.json.
+    """
+    counts = result.get("per_class", {}).get("count", [])
+    total, accuracy = sum(counts), result["ensemble"]["accuracy"]
+    if not total or bdtrc(round(accuracy * total) - 1, total, max(counts) / total) < 0.05:
+        return None
+    return (
+        f"No better than guessing: {percent(accuracy)} of the test set is right, and {percent(max(counts) / total)} is "
+        "of the most frequent class. Check the labels; then try more epochs, another optimizer.lr, pretrained weights "
+        "(recipe=finetune, recipe=heads), and less compression, which members of a short training need: method=ind, "
+        "or 'bottleneck.log_beta=[[0, 100], [100, 10], [300, 8]]'."
+    )
