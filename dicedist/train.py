@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> None:
     if unknown := [word for word in overrides if word.startswith("-")]:
         raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
     config = compose_config(overrides)
-    if config.tracking.to == "mlflow":
-        require("mlflow", "tracking=mlflow", "tracking=none")
+    for tracker in config.tracking.trackers:
+        require(tracker, f"tracking={tracker}", "tracking=none")
     is_rank = "RANK" in os.environ  # torchrun has started the processes
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
     if processes > 1:

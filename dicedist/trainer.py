@@ -16,10 +16,11 @@ from dicedist.algorithm.build import build_step
 from dicedist.algorithm.footprint import footprint
 from dicedist.cluster import heartbeat, signals
 from dicedist.cluster.assembly import connect, host
-from dicedist.cluster.devices import refuse_too_large
+from dicedist.cluster.devices import make_deterministic, refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
+from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
 from dicedist.evaluation.tables import show
@@ -31,6 +32,7 @@ from dicedist.runs.pretrained import read_once
 from dicedist.runs.results import origin
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
+from dicedist.tracking.mirroring import command_for
 from dicedist.tracking.trace import Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
 from dicedist.training.announcement import announce
@@ -47,6 +49,8 @@ from dicedist.training.validation import Validation
 def train(config: Config) -> None:
     """Every rank calls. Refusals come before ranks wait for each other."""
     tune_malloc()
+    if config.deterministic:
+        make_deterministic()
     job = prepare(config)
     heartbeat.starts(True)
     with joined(config.distributed.timeout, job.placement.parts) as world:
@@ -161,7 +165,7 @@ class Trainer:
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
-            return self.finish_sending(mirrored=True)
+            return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
             if left > 0:
@@ -189,10 +193,12 @@ class Trainer:
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 
-    def finish_sending(self, mirrored: bool) -> list[str]:
-        """Wait for uploads; return a line for each destination that lacks results."""
-        by_hand = f"`python -m dicedist.mirror {self.run}` sends it"
-        lines = [] if mirrored else [f"MLflow has not received all of it; {by_hand}"]
+    def finish_sending(self, trackers: list[str]) -> list[str]:
+        """Wait for uploads; return a line for each destination that lacks results. trackers: those that lack some."""
+        lines = [
+            f"{TRACKERS[tracker]} has not received all of it; `{command_for(self.run, tracker)}` sends it"
+            for tracker in trackers
+        ]
         if not self.uploads.finish():
             lines.append(f"{self.job.config.run.remote} has not received all of it; the same command sends it")
         return lines

@@ -27,7 +27,7 @@ def blockwise_gradients(
     last_B: Tensor,
     first_X: Tensor,
     second_X: Tensor,
-    targets_XB: Tensor,
+    targets_X1: Tensor,
     weights_XB: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """w's logits, and the gradients of their weighted binary cross-entropy with respect to the first 8 arguments."""
@@ -35,7 +35,7 @@ def blockwise_gradients(
     gradients = tuple(map(torch.zeros_like, inputs))
     d_stays, d_moves, d_second, d_second_HH, d_third_LH, d_third, d_last, d_bias = gradients
     (batch, hidden), last = stays_YBH.shape[1:], len(third_L)
-    logits_XB = torch.empty_like(targets_XB)
+    logits_XB = torch.empty_like(weights_XB)
     # Reused by every block: fresh memory from the system would cost more than the arithmetic done in it.
     spaces = [stays_YBH.new_empty(BLOCK * batch, width) for width in (hidden, hidden, last, last, hidden, hidden)]
     places = list(zip(first_X.tolist(), second_X.tolist(), strict=True))
@@ -50,7 +50,7 @@ def blockwise_gradients(
         F.leaky_relu_(h2_XBH.add_(second_BH), SLOPE)
         F.leaky_relu_(torch.addmm(third_L, h2, third_LH.T, out=h3), SLOPE)
         logits_XB[rows] = torch.mul(h3_XBL, last_BL, out=d3_XBL).sum(-1).add_(last_B)
-        d_XB = (logits_XB[rows].sigmoid() - targets_XB[rows]).mul_(weights_XB[rows])
+        d_XB = (logits_XB[rows].sigmoid() - targets_X1[rows]).mul_(weights_XB[rows])
         d_bias += d_XB.sum(0)
         d_last += torch.mul(h3_XBL, d_XB[..., None], out=d3_XBL).sum(0)
         torch.mul(d_XB[..., None], last_BL, out=d3_XBL)

@@ -179,7 +179,9 @@ def build_trunk(config: Config, plan: Plan, device: torch.device) -> Part:
 
 def compile_stage(stage: nn.Module, how: bool | str) -> None:
     if how:
-        stage.compile(mode="reduce-overhead" if how == "graphs" else None)
+        # Shapes are fixed, and stages do not count against each other's limit of recompilations.
+        mode = "reduce-overhead" if how == "graphs" else None
+        stage.compile(mode=mode, dynamic=False, isolate_recompiles=True)
 
 
 def build_shared(config: Config, method: Method, plan: Plan, num_classes: int) -> nn.Module | None:

@@ -11,7 +11,9 @@ rows, H hidden.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -20,30 +22,34 @@ from torch.nn import functional as F
 from dicedist.algorithm.batch import StepKey
 from dicedist.algorithm.blockwise import SLOPE, blockwise_gradients
 from dicedist.algorithm.counterpart import Adversary, Features
+from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.memory import ClassMemory
-from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
-from dicedist.algorithm.randomness import generator
+from dicedist.algorithm.messages import times
+from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, within_budget
+from dicedist.algorithm.randomness import generator, seed_for
+from dicedist.algorithm.recorded import Recorded
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
 
 EMBEDDING, HIDDEN, LAST = 64, 256, 100
+NOTHING = torch.empty(0)
 
 
 class PairClassifier(nn.Module):
     """The network of w. Unconditional redundancy uses it with a single class and no embedding."""
 
-    def __init__(self, num_members: int, feature_dim: int, num_classes: int):
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int, hidden: int = HIDDEN):
         super().__init__()
         embedding = EMBEDDING if num_classes > 1 else 0
-        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, HIDDEN))
+        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, hidden))
         self.embedding_KE = nn.Parameter(torch.empty(num_classes, embedding))
-        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
-        self.first_bias = nn.Parameter(torch.empty(HIDDEN))
-        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
-        self.second = nn.Linear(HIDDEN, HIDDEN)
-        self.third = nn.Linear(HIDDEN, LAST)
+        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, hidden))
+        self.first_bias = nn.Parameter(torch.empty(hidden))
+        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, hidden))
+        self.second = nn.Linear(hidden, hidden)
+        self.third = nn.Linear(hidden, LAST)
         self.last = nn.Linear(LAST, num_classes)
-        self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
+        self.initialise(num_members * feature_dim + embedding, hidden + embedding)
 
     def initialise(self, first_inputs: int, second_inputs: int) -> None:
         """Draws weights as torch.nn.Linear and Embedding would for the literal layers."""
@@ -62,7 +68,9 @@ class PairClassifier(nn.Module):
         """The parts of the layers that depend on the class of each input."""
         first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
         second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
-        return ClassRows(first_KH[labels_B], second_KH[labels_B], self.last.weight[labels_B], self.last.bias[labels_B])
+        tables = (first_KH, second_KH, self.last.weight, self.last.bias[:, None])
+        first_BH, second_BH, last_BL, last_B1 = (F.embedding(labels_B, table) for table in tables)
+        return ClassRows(first_BH, second_BH, last_BL, last_B1.flatten())
 
     def logits(self, first_XBH: Tensor, of_class: "ClassRows") -> Tensor:
         """log f = log w/(1-w) for rows of first-layer sums."""
@@ -101,19 +109,16 @@ class Comparison:
     moves_ZBH: Tensor
     plan: PairPlan
     of_class: ClassRows
-    found_B: Tensor  # which inputs have a partner
-    fraction: float  # of all compared pairs
 
-    def targets(self) -> tuple[Tensor, Tensor]:
-        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner.
 
-        The weights of all pairs add up to 1, those of these pairs to their fraction.
-        """
-        targets_XB = self.stays_YBH.new_zeros(len(self.plan.first_X), len(self.found_B))
-        targets_XB[: self.plan.num_joint] = 1
-        weights_XB = torch.ones_like(targets_XB)
-        weights_XB[self.plan.num_joint :] = self.found_B.to(weights_XB.dtype)
-        return targets_XB, weights_XB / weights_XB.sum() * self.fraction
+@dataclass(frozen=True)
+class Drawn:
+    """All random numbers of one comparison, in the order of their draws."""
+
+    noise_MSBD: Tensor | None  # on the batch's features
+    chance_BX: Tensor = NOTHING  # of each candidate to be the partner
+    noise_MXBD: Tensor | None = None  # on the partners' features
+    moved_PSR: Tensor = NOTHING  # the member of each pair that takes its features from the partner
 
 
 class Discriminator(Adversary):
@@ -139,8 +144,10 @@ class Discriminator(Adversary):
         self.config, self.seed, self.conditional = config, seed, conditional
         self.num_members, self.num_classes = num_members, num_classes if conditional else 1
         self.delta = config.delta_for(num_members)
-        self.network = PairClassifier(num_members, feature_dim, self.num_classes)
+        self.network = PairClassifier(num_members, feature_dim, self.num_classes, config.width)
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
+        self.tables: dict[int, PairTable] = {}  # of all pairs, by product pairs per joint pair
+        self.recorded: Recorded | None = None  # the learning as a CUDA graph
         self.in_blocks = True  # on a CPU, where a block stays in the cache
         self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
 
@@ -157,12 +164,13 @@ class Discriminator(Adversary):
         labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
         pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
-        terms = self.redundancy(means_MBD, features.scales_MBD, labels_B, pairs_P2, now, draws)
-        estimate = torch.stack(list(terms.values())).sum() * self.fraction(len(pairs_P2))
-        (gradients_MBD,) = torch.autograd.grad(self.weight(now) * estimate, means_MBD)
+        terms = self.redundancy(Features(means_MBD, features.scales_MBD), labels_B, pairs_P2, now, draws)
+        estimate = times(self.fraction(len(pairs_P2)), reduce(torch.add, terms.values()))
+        weight = estimate.new_full((), self.weight(now))
+        (gradients_MBD,) = torch.autograd.grad(estimate, means_MBD, weight)
         # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
         shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
-        whole = estimate.detach() * self.division.ranks  # in the mean over ranks
+        whole = times(self.division.ranks, estimate.detach())  # in the mean over ranks
         return gradients_MBD, {"redundancy": whole, "redundancy_nats": whole + shift}
 
     def fraction(self, num_pairs: int) -> float:
@@ -175,29 +183,24 @@ class Discriminator(Adversary):
         return self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
 
     def redundancy(
-        self,
-        means_MBD: Tensor,
-        scales_MBD: Tensor,
-        labels_B: Tensor,
-        pairs_P2: Tensor,
-        now: ScheduleValues,
-        draws: torch.Generator,
+        self, features: Features, labels_B: Tensor, pairs_P2: Tensor, now: ScheduleValues, draws: torch.Generator
     ) -> dict[str, Tensor]:
         """The chosen terms of the Donsker-Varadhan estimate, averaged over own pairs (docs/choices.md, 2 and 7)."""
         negatives = 0 if self.config.terms == "lhs" else self.config.negatives
-        compared = self.compare(means_MBD, scales_MBD, labels_B, pairs_P2, negatives, now, draws)
-        log_f_XB = self.clipped(self.logits(compared))
-        num_joint, found_B = compared.plan.num_joint, compared.found_B
+        partners = Partners.of(labels_B, self.memory) if negatives else None
+        (compared,) = self.comparisons(features, labels_B, partners, [pairs_P2], now, [draws])
+        log_f_XB, num_joint = self.clipped(self.logits(compared)), compared.plan.num_joint
+        if partners is None:
+            return {"lhs": log_f_XB.mean()}
         terms = {}
-        if self.config.terms != "rhs":
+        if self.config.terms == "both":
             terms["lhs"] = log_f_XB[:num_joint].mean()
-        if self.config.terms != "lhs":
-            # If no input has a partner, the term is 0. Filling with -inf would turn the gradient into NaN.
-            own = self.division.own(len(pairs_P2))
-            product_PXB = log_f_XB[num_joint:].unflatten(0, (own.stop - own.start, -1)).masked_fill(~found_B, -1e4)
-            count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
-            log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
-            terms["rhs"] = -log_mean_P.mean() * found_B.any()
+        # If no input has a partner, the term is 0. Filling with -inf would turn the gradient into NaN.
+        own, found_B = self.division.own(len(pairs_P2)), partners.found_B
+        product_PXB = log_f_XB[num_joint:].unflatten(0, (own.stop - own.start, -1)).masked_fill(~found_B, -1e4)
+        count = (found_B.sum() * product_PXB.shape[1]).clamp_min(1)
+        log_mean_P = product_PXB.flatten(1).logsumexp(1) - count.log()
+        terms["rhs"] = -log_mean_P.mean() * found_B.any()
         return terms
 
     def clipped(self, logits: Tensor) -> Tensor:
@@ -207,95 +210,173 @@ class Discriminator(Adversary):
         self, optimizer: torch.optim.Optimizer, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> dict[str, Tensor]:
         """Step 3: num_steps steps of w, each on new samples and partners; then the batch is written to the memory."""
+        seeds = [seed_for(self.seed, "discriminator", *key, step) for step in range(self.config.num_steps)]
+        if self.config.graph and labels_B.is_cuda:
+            self.recorded = self.recorded or Recorded(partial(self.take_steps, optimizer))
+            return self.recorded(features, labels_B, now, seeds)
+        draws = [torch.Generator(labels_B.device).manual_seed(seed) for seed in seeds]
+        return self.take_steps(optimizer, features, labels_B, now, draws)
+
+    def take_steps(
+        self,
+        optimizer: torch.optim.Optimizer,
+        features: Features,
+        labels_B: Tensor,
+        now: ScheduleValues,
+        draws: Sequence[torch.Generator],
+    ) -> dict[str, Tensor]:
+        """Take one learning step for each generator, then write the batch to the memory."""
         labels_B = self.classes(labels_B)
-        for step in range(self.config.num_steps):
-            draws = generator(labels_B.device, self.seed, "discriminator", *key, step)
-            pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
-            compared = self.compare(
-                features.means_MBD, features.scales_MBD, labels_B, pairs_P2, self.config.negatives, now, draws
-            )
-            targets_XB, weights_XB = compared.targets()
+        pairs = [within_budget(self.pairs_P2, self.config.budget, own) for own in draws]
+        partners = Partners.of(labels_B, self.memory)
+        targets_X1, weights_XB = self.targets(partners.found_B, len(pairs[0]))
+        for compared in self.comparisons(features, labels_B, partners, pairs, now, draws):
             optimizer.zero_grad(set_to_none=True)
-            loss, logits_XB = self.differentiate(compared, targets_XB, weights_XB)
+            logits_XB = self.differentiate(compared, targets_X1, weights_XB)
             self.division.sum_gradients([*self.network.parameters()])
             optimizer.step()
         self.memory.write(features.means_MBD, features.scales_MBD, labels_B)
-        right_XB = (logits_XB > 0) == (targets_XB > 0)
+        right_XB = (logits_XB > 0) == (targets_X1 > 0)
+        targets_XB = targets_X1.expand_as(logits_XB)
+        loss = F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
         return {
-            "discriminator/loss": loss * self.division.ranks,
-            "discriminator/accuracy": (right_XB * weights_XB).sum() * self.division.ranks,
-            "discriminator/without_partner": (~compared.found_B).sum(),
+            "discriminator/loss": times(self.division.ranks, loss),
+            "discriminator/accuracy": times(self.division.ranks, (right_XB * weights_XB).sum()),
+            "discriminator/without_partner": (~partners.found_B).sum(),
         }
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr)
+    def targets(self, found_B: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
+        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner.
 
-    def differentiate(self, compared: Comparison, targets_XB: Tensor, weights_XB: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of equation 3, and w's logits; accumulates the gradients of w."""
+        The weights of all pairs add up to 1, those of this rank's pairs to their fraction.
+        """
+        own, num_samples = self.division.own(num_pairs), self.config.num_samples
+        joint = (own.stop - own.start) * num_samples
+        rows = joint * (1 + self.config.negatives)
+        weights_XB = self.network.first_bias.new_ones(rows, len(found_B))
+        targets_X1 = weights_XB.new_zeros(rows, 1)
+        targets_X1[:joint] = 1
+        weights_XB[joint:] = found_B
+        return targets_X1, times(self.fraction(num_pairs), weights_XB / weights_XB.sum())
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of a graph keeps its counters on the GPU."""
+        recorded = self.config.graph and self.network.first_bias.is_cuda
+        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr, foreach=True, capturable=recorded)
+
+    def differentiate(self, compared: Comparison, targets_X1: Tensor, weights_XB: Tensor) -> Tensor:
+        """Accumulate the gradients of the loss of equation 3 in w, and return w's logits."""
         if self.in_blocks and compared.stays_YBH.device.type == "cpu":
             of_class, second, third, plan = compared.of_class, self.network.second, self.network.third, compared.plan
             inputs = (
                 compared.stays_YBH, compared.moves_ZBH, of_class.second_BH, second.weight, third.weight, third.bias,
                 of_class.last_BL, of_class.last_B,
             )  # fmt: skip
-            logits_XB, gradients = blockwise_gradients(*inputs, plan.first_X, plan.second_X, targets_XB, weights_XB)
+            logits_XB, gradients = blockwise_gradients(*inputs, plan.first_X, plan.second_X, targets_X1, weights_XB)
             torch.autograd.backward(inputs, gradients)
-        else:
-            logits_XB = self.logits(compared)
-            self.cross_entropy(logits_XB, targets_XB, weights_XB).backward()
-        logits_XB = logits_XB.detach()
-        return self.cross_entropy(logits_XB, targets_XB, weights_XB), logits_XB
-
-    @staticmethod
-    def cross_entropy(logits_XB: Tensor, targets_XB: Tensor, weights_XB: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits_XB, targets_XB, weights_XB, reduction="sum")
+            return logits_XB
+        logits_XB = to_float32(self.logits(compared))
+        found_XB = logits_XB.detach()
+        logits_XB.backward((found_XB.sigmoid() - targets_X1) * weights_XB)
+        return found_XB
 
     def logits(self, compared: Comparison) -> Tensor:
-        first_XBH = compared.stays_YBH[compared.plan.first_X] + compared.moves_ZBH[compared.plan.second_X]
+        plan, stays_YBH, moves_ZBH = compared.plan, compared.stays_YBH, compared.moves_ZBH
+        first_XBH = stays_YBH.index_select(0, plan.first_X) + moves_ZBH.index_select(0, plan.second_X)
         return self.network.logits(first_XBH, compared.of_class)
 
-    def compare(
+    def comparisons(
         self,
-        means_MBD: Tensor,
-        scales_MBD: Tensor,
+        features: Features,
         labels_B: Tensor,
-        pairs_P2: Tensor,
-        negatives: int,
+        partners: Partners | None,
+        pairs: Sequence[Tensor],
         now: ScheduleValues,
-        draws: torch.Generator,
-    ) -> Comparison:
-        """Draw samples of z and partners for product pairs, and apply the first layer once to each of them."""
-        num_samples = self.config.num_samples
-        z_MXBD = self.sample(means_MBD, scales_MBD, num_samples, now, draws)
-        partners = Partners.of(labels_B, self.memory)
-        if negatives:
-            rows_XB = partners.draw(num_samples * negatives, draws)
-            pool_MQD, pool_scales_MQD = self.memory.with_batch(means_MBD, scales_MBD)
-            others_MXBD = self.sample(pool_MQD[:, rows_XB], pool_scales_MQD[:, rows_XB], None, now, draws)
-            z_MXBD = torch.cat([z_MXBD, others_MXBD], dim=1)
-        plan = PairPlan.draw(pairs_P2, num_samples, negatives, draws)
-        plan = plan.of_pairs(self.division.own(len(pairs_P2)), len(pairs_P2))
-        of_class = self.network.of_class(labels_B)
-        first_MXBH = self.network.project(z_MXBD)
-        stays_MSBH = first_MXBH[:, :num_samples] + of_class.first_BH
-        found_B, fraction = partners.found_B, self.fraction(len(pairs_P2))
-        return Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class, found_B, fraction)
+        draws: Sequence[torch.Generator],
+    ) -> Iterator[Comparison]:
+        """Yield one comparison for each generator, with the pairs of members that belong to it.
 
-    def sample(
-        self, means: Tensor, scales: Tensor, num_samples: int | None, now: ScheduleValues, draws: torch.Generator
-    ) -> Tensor:
-        """z of [M, ..., D]; with num_samples, [M, S, ..., D]. Over time the scale goes from 1 to the predicted one."""
-        if num_samples is not None:
-            means, scales = (values[:, None].expand(-1, num_samples, *values.shape[1:]) for values in (means, scales))
-        if self.config.scale == "none":
-            return means
-        noise = torch.randn(means.shape, generator=draws, device=draws.device)
-        if self.config.reads_scale:
-            floored = scales.clamp_min(self.config.floor) if self.config.floor else scales
-            noise = noise * (1 + now.covariance * (floored - 1))
-        elif not isinstance(self.config.scale, str):
-            noise = noise * self.config.scale
-        return means + noise
+        Everything is drawn at once. The first layer is applied when a comparison is asked for, with the weights that w
+        has by then, once to each sample of z. partners: None if there are no product pairs.
+        """
+        negatives, num_samples = self.config.negatives if partners else 0, self.config.num_samples
+        means_MSBD = features.means_MBD[:, None].expand(-1, num_samples, -1, -1)
+        drawn = [self.draw(means_MSBD, len(pairs[0]), negatives, own) for own in draws]
+        plans = self.plans(pairs, negatives, drawn)
+        scales = features.scales_MBD
+        if partners is not None:
+            pool_MQD, scales = self.memory.with_batch(features.means_MBD, scales)
+            rows_TXB = partners.rows(torch.cat([own.chance_BX for own in drawn], 1)).unflatten(0, (len(drawn), -1))
+        deviation = self.deviation(scales, now)
+        own_deviation = None if deviation is None else deviation[:, None, : len(labels_B)]
+        for nth, plan in enumerate(plans):
+            z_MXBD = noisy(means_MSBD, drawn[nth].noise_MSBD, own_deviation)
+            if partners is not None:
+                their_means, their_deviation = (taken(of, rows_TXB[nth]) for of in (pool_MQD, deviation))
+                assert their_means is not None
+                z_MXBD = torch.cat([z_MXBD, noisy(their_means, drawn[nth].noise_MXBD, their_deviation)], dim=1)
+            of_class = self.network.of_class(labels_B)
+            first_MXBH = self.network.project(z_MXBD)
+            stays_MSBH = first_MXBH[:, :num_samples] + of_class.first_BH
+            yield Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class)
+
+    def draw(self, means_MSBD: Tensor, num_pairs: int, negatives: int, draws: torch.Generator) -> Drawn:
+        """Draw what one comparison needs, on the generator's device; a new order of draws would be another run."""
+        (members, samples, batch, features), device = means_MSBD.shape, means_MSBD.device
+
+        def noise(samples: int) -> Tensor | None:
+            if self.config.scale == "none":
+                return None
+            drawn = torch.randn(members, samples, batch, features, generator=draws, device=draws.device).to(device)
+            return drawn if isinstance(self.config.scale, str) else drawn * self.config.scale
+
+        own, others = noise(samples), samples * negatives
+        if not negatives:
+            return Drawn(own)
+        chance_BX = torch.rand(batch, others, generator=draws, device=draws.device)
+        theirs = noise(others)
+        moved_PSR = torch.randint(2, (num_pairs, samples, negatives), generator=draws, device=draws.device)
+        return Drawn(own, chance_BX.to(device), theirs, moved_PSR.to(device))
+
+    def plans(self, pairs: Sequence[Tensor], negatives: int, drawn: Sequence[Drawn]) -> list[PairPlan]:
+        """Return this rank's plan for each draw."""
+        own = self.division.own(len(pairs[0]))
+        tables = [self.table(each, negatives) for each in pairs]
+        if not negatives:
+            return [table.joint(own) for table in tables]
+        if all(table is tables[0] for table in tables):
+            return tables[0].plans(torch.stack([each.moved_PSR for each in drawn]), own)
+        return [table.plans(each.moved_PSR[None], own)[0] for table, each in zip(tables, drawn, strict=True)]
+
+    def table(self, pairs_P2: Tensor, negatives: int) -> PairTable:
+        """The table of all pairs is made once; a budget draws other pairs for every comparison."""
+        known = self.tables.get(negatives)
+        if known is not None and pairs_P2 is self.pairs_P2 and known.joint_2PS.device == pairs_P2.device:
+            return known
+        made = PairTable.of(pairs_P2, self.config.num_samples, negatives)
+        if pairs_P2 is self.pairs_P2:
+            self.tables[negatives] = made
+        return made
+
+    def deviation(self, scales: Tensor, now: ScheduleValues) -> Tensor | None:
+        """Of the noise on z, which over time goes from 1 to the predicted scale; None where the noise is as drawn."""
+        if not self.config.reads_scale:
+            return None
+        floored = scales.clamp_min(self.config.floor) if self.config.floor else scales
+        return 1 + now.covariance * (floored - 1)
 
     def classes(self, labels_B: Tensor) -> Tensor:
         return labels_B if self.conditional else torch.zeros_like(labels_B)
+
+
+def noisy(means: Tensor, noise: Tensor | None, deviation: Tensor | None) -> Tensor:
+    if noise is None:
+        return means
+    return means + (noise if deviation is None else noise * deviation)
+
+
+def taken(values_MQD: Tensor | None, rows_XB: Tensor) -> Tensor | None:
+    """The rows [M, X, B, D] of each member."""
+    if values_MQD is None:
+        return None
+    return values_MQD.index_select(1, rows_XB.flatten()).unflatten(1, rows_XB.shape)

@@ -53,9 +53,9 @@ class Encoders:
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}
         self.together = Together([*members.values()], keeps) if self.grouped and len(members) > 1 else None
-        trunk = self.hosted.trunk.module if self.hosted.trunk else None
-        run = [*self.modules.values(), self.together, trunk]
-        self.norms = {module: plain_norms(module) for module in run if module is not None}
+        trunk = [self.hosted.trunk.module] if self.hosted.trunk else []
+        run = [*self.modules.values(), *([self.together] if self.together else []), *trunk]
+        self.norms = {module: plain_norms(module) for module in run}
 
     @span("encode")
     def encode(self, batch: Batch) -> dict[int, Encoding]:

@@ -68,18 +68,18 @@ class ClassMemory(nn.Module):
         seen_BK = (labels_B[:, None] == torch.arange(num_classes, device=labels_B.device)).cumsum(0)
         nth_B = seen_BK.gather(1, labels_B[:, None])[:, 0] - 1
         total_K = seen_BK[-1]
-        kept_B = nth_B >= total_K[labels_B] - self.capacity
+        dropped_B = nth_B < total_K[labels_B] - self.capacity
         slots_B = labels_B * self.capacity + (self.written_K[labels_B] + nth_B) % self.capacity
-        rows_B = torch.where(kept_B, slots_B, num_classes * self.capacity)
+        rows_B = slots_B.masked_fill_(dropped_B, num_classes * self.capacity)
         for memory_MQD, values in ((self.means_MQD, means_MBD), (self.scales_MQD, scales_MBD)):
             memory_MQD.index_copy_(1, rows_B, values)
-            memory_MQD[:, -1] = 0
         self.written_K += total_K
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The memory alone, by the names that checkpoints have always had."""
+        """The memory alone, by the names that checkpoints have always had. What the last row took is not kept."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in KEPT:
+            self.get_buffer(f"pool_{name}")[:, -1] = 0
             destination[f"{prefix}{name}_MQD"] = self.get_buffer(f"pool_{name}")[:, self.room :]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:

@@ -24,31 +24,27 @@ class Partners:
     """For each input of a batch, the other inputs of its class: in the batch and in the memory."""
 
     ranks_BN: Tensor  # cumulative count of candidates over the batch's B inputs, then the C entries of the class
-    memory_row_B: Tensor  # the first memory row of the class, with memory rows numbered after the batch's
+    found_B: Tensor  # whether there is any
+    skipped_B1: Tensor  # the memory rows of other classes between the batch's rows and those of the class
 
     @classmethod
     def of(cls, labels_B: Tensor, memory: ClassMemory) -> "Partners":
-        batch = len(labels_B)
         same_BB = labels_B[:, None] == labels_B
         same_BB.fill_diagonal_(False)
         entries_C = torch.arange(memory.capacity, device=labels_B.device)
         filled_BC = entries_C < memory.written_K[labels_B, None]
         ranks_BN = torch.cat([same_BB, filled_BC], dim=1).cumsum(1)
-        return cls(ranks_BN, batch + labels_B * memory.capacity)
+        return cls(ranks_BN, ranks_BN[:, -1] > 0, labels_B[:, None] * memory.capacity)
 
-    @property
-    def found_B(self) -> Tensor:
-        return self.ranks_BN[:, -1] > 0
+    def rows(self, chance_BX: Tensor) -> Tensor:
+        """Turn chances in 0..1 into rows [X, B] of batch and memory concatenated, uniform over candidates.
 
-    def draw(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Rows [X, B] of batch and memory concatenated, uniform over candidates; meaningless where there are none."""
-        batch = len(self.ranks_BN)
-        chance_BX = torch.rand(batch, num_draws, generator=generator, device=generator.device)
-        count_B1 = self.ranks_BN[:, -1:]
-        nth_BX = torch.minimum((chance_BX * count_B1).long(), (count_B1 - 1).clamp_min(0)) + 1
-        found_BX = torch.searchsorted(self.ranks_BN, nth_BX).clamp_max(self.ranks_BN.shape[1] - 1)
-        rows_BX = torch.where(found_BX < batch, found_BX, self.memory_row_B[:, None] + found_BX - batch)
-        return rows_BX.T
+        The rows mean nothing where there are no candidates.
+        """
+        batch, count_B1 = len(self.ranks_BN), self.ranks_BN[:, -1:]
+        before_BX = torch.minimum((chance_BX * count_B1).long(), count_B1 - 1)
+        found_BX = torch.searchsorted(self.ranks_BN, before_BX, right=True)
+        return torch.where(found_BX < batch, found_BX, self.skipped_B1 + found_BX).T.contiguous()
 
 
 @dataclass(frozen=True)
@@ -63,36 +59,38 @@ class PairPlan:
     second_X: Tensor
     num_joint: int
 
+
+@dataclass(frozen=True)
+class PairTable:
+    """The plans of some pairs of members, up to the draw of the member that takes its features from the partner."""
+
+    joint_2PS: Tensor  # rows of `first` and `second`
+    stays_2PSR: Tensor  # of the product pairs, where the first member of a pair moves
+    shift_2P: Tensor  # to be added where the second one does
+
     @classmethod
-    def draw(cls, pairs_P2: Tensor, num_samples: int, negatives: int, generator: torch.Generator) -> "PairPlan":
-        device, rows = pairs_P2.device, num_samples * (1 + negatives)
-        samples_S = torch.arange(num_samples, device=device)
+    def of(cls, pairs_P2: Tensor, num_samples: int, negatives: int) -> "PairTable":
+        rows = num_samples * (1 + negatives)  # of a member in `second`
         one_P1, other_P1 = pairs_P2.split(1, dim=1)
-        # Which of the two members takes its features from the partner is random (docs/choices.md, 12).
-        moved_PSR = torch.randint(
-            2, (len(pairs_P2), num_samples, negatives), generator=generator, device=generator.device
-        )
-        stays_PSR = torch.gather(pairs_P2, 1, 1 - moved_PSR.flatten(1)).view_as(moved_PSR)
-        moves_PSR = torch.gather(pairs_P2, 1, moved_PSR.flatten(1)).view_as(moved_PSR)
-        draws_SR = samples_S[:, None] * negatives + torch.arange(negatives, device=device)
-        own_PSR = stays_PSR * num_samples + samples_S[:, None]
-        partner_PSR = moves_PSR * rows + num_samples + draws_SR
+        samples_S, drawn_SR = torch.arange(rows, device=pairs_P2.device).split([num_samples, rows - num_samples])
+        own_PS, partner_PX = other_P1 * num_samples + samples_S, one_P1 * rows + drawn_SR
         return cls(
-            torch.cat([(one_P1 * num_samples + samples_S).flatten(), own_PSR.flatten()]),
-            torch.cat([(other_P1 * rows + samples_S).flatten(), partner_PSR.flatten()]),
-            len(pairs_P2) * num_samples,
+            torch.stack([one_P1 * num_samples + samples_S, other_P1 * rows + samples_S]),
+            torch.stack([own_PS.repeat_interleave(negatives, 1), partner_PX]).unflatten(2, (num_samples, negatives)),
+            torch.stack([(one_P1 - other_P1) * num_samples, (other_P1 - one_P1) * rows])[..., 0],
         )
 
-    def of_pairs(self, chosen: slice, num_pairs: int) -> "PairPlan":
-        """The rows of some of the pairs that it was drawn for."""
-        if (chosen.start, chosen.stop) == (0, num_pairs):
-            return self
-        rows = [
-            torch.cat([part.unflatten(0, (num_pairs, -1))[chosen].flatten() for part in self.halves(indices_X)])
-            for indices_X in (self.first_X, self.second_X)
-        ]
-        return PairPlan(rows[0], rows[1], self.num_joint // num_pairs * (chosen.stop - chosen.start))
+    def joint(self, own: slice) -> PairPlan:
+        """Return the plan of the joint pairs alone, of this rank's own pairs."""
+        first_X, second_X = self.joint_2PS[:, own].flatten(1)
+        return PairPlan(first_X, second_X, len(first_X))
 
-    def halves(self, indices_X: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor's joint rows, and its product rows."""
-        return indices_X[: self.num_joint], indices_X[self.num_joint :]
+    def plans(self, moved_TPSR: Tensor, own: slice) -> list[PairPlan]:
+        """Return a plan for each draw, of this rank's own pairs only.
+
+        moved: 0 or 1, the place in its pair of the member that moves, drawn at random (docs/choices.md, 12).
+        """
+        joint_2X, shift_2PSR = self.joint_2PS[:, own].flatten(1), self.shift_2P[:, own, None, None]
+        product_T2X = (self.stays_2PSR[:, own] + moved_TPSR[:, None, own] * shift_2PSR).flatten(2)
+        rows_T2X = torch.cat([joint_2X.expand(len(moved_TPSR), -1, -1), product_T2X], dim=2)
+        return [PairPlan(first_X, second_X, joint_2X.shape[1]) for first_X, second_X in rows_T2X]

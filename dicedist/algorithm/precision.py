@@ -16,6 +16,9 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def for_discriminator(self) -> torch.autocast:
-        """bf16 on a GPU if members use it. Never fp16: log f may leave its range, and the gradients of log f do."""
+        """bf16 on a GPU if members use it. Never fp16: log f may leave its range, and the gradients of log f do.
+
+        Without the cache of weights in bf16: w takes several steps inside one context, and would read old ones.
+        """
         halved = self.device.type == "cuda" and self.dtype == torch.bfloat16
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved, cache_enabled=False)

@@ -31,7 +31,7 @@ from dicedist.algorithm.batch import Batch, StepKey
 from dicedist.algorithm.counterpart import Read
 from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.member import Encoding
-from dicedist.algorithm.messages import Answers, Carrier, Fields, Gathered, Values
+from dicedist.algorithm.messages import Answers, Carrier, Fields, Gathered, Values, times
 from dicedist.algorithm.objectives import Method, View
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.schedules import Schedules, ScheduleValues
@@ -169,8 +169,3 @@ class Step:
         for view, part in parts:
             values |= view.as_records(part.after_update(view.fields, now))
         return values
-
-
-def times(factor: float, value: Tensor) -> Tensor:
-    """Multiply, unless that would only launch a kernel."""
-    return value if factor == 1 else factor * value

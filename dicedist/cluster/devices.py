@@ -33,9 +33,15 @@ def pick_device() -> torch.device:
     if ranks_here > 1:
         refuse_small_shared_memory(ranks_here)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high")
     return device
+
+
+def make_deterministic() -> None:
+    """Have GPUs compute the same bits again, as torch's notes on reproducibility say. Call before a GPU is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def why_unusable() -> str | None:
@@ -110,6 +116,11 @@ def refuse_compile(how: bool | str) -> None:
     if not found or not header.exists():
         lacking = f"{header} (python3-dev)" if found else f"the compiler {' or '.join(compilers)}"
         raise ValueError(f"compile={str(how).lower()} needs {lacking}: install it or leave compile out")
+
+
+def refuse_graph(records: bool) -> None:
+    if records and not torch.cuda.is_available():
+        raise ValueError("redundancy.graph=true records a CUDA graph, and there is no GPU here: leave it out")
 
 
 def python_header() -> Path:

@@ -12,6 +12,7 @@ from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
     NOISES,
+    TRACKERS,
     Config,
     DataConfig,
     NetworkConfig,
@@ -23,8 +24,9 @@ from dicedist.config.schema import (
 
 CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
 OWN_IMAGES = {  # data sets of the user's own images, of any size -> what data.root names
-    "folder": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg",
-    "files": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, label and split",
+    "folder": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg",
+    "files": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, "
+    "label and split",
     "own": "",
     "shards": "FOLDER, s3://... or http://... that holds train-*.tar and test-*.tar",
 }
@@ -49,6 +51,14 @@ def are_knots(value: Any) -> bool:
 
 def are_augmentations(value: Any) -> bool:
     return set(value) <= set(AUGMENTATIONS) if isinstance(value, list) else value in AUGMENTS
+
+
+def are_trackers(value: Any) -> bool:
+    """Return whether it is the name of a tracker, auto, none, or a list of different trackers."""
+    if isinstance(value, list):
+        names = set(map(str, value))
+        return names <= set(TRACKERS) and len(names) == len(value)
+    return value in ("auto", "none", *TRACKERS)
 
 
 KNOTS = "[[epoch, value], ...] with epochs rising from 0"
@@ -85,11 +95,17 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calibration.guarantee": (
         lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
     ),
-    "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.val_fraction": (
+        lambda v: v == "auto" or is_number(v) and 0 < v < 1, "a number between 0 and 1, auto, or data.split=full"
+    ),
+    "data.val_limit": (lambda v: v == "auto" or isinstance(v, int) and v >= 1, "auto, null or a whole number from 1"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
     "data.augment": (are_augmentations, ONE_OR_MORE),
     "data.crop_area": (lambda v: len(v) == 2 and 0 < v[0] <= v[1] <= 1, "[least, most] shares above 0 and up to 1"),
+    "tracking.to": (
+        are_trackers, f"one of auto, none, {', '.join(TRACKERS)}, or a list of trackers, as [mlflow, tensorboard]"
+    ),
     "network.dropout": (is_share, "a number from 0 and below 1"),
 }  # fmt: skip
 
@@ -128,6 +144,7 @@ def check(config: Config) -> None:
     check_limits(config)
     check_rules(config)
     check_noise(config.redundancy)
+    check_graph(config.redundancy)
     if config.structure not in config.method.structures:
         raise ValueError(
             f"method={config.method.name} has no structure={config.structure}: "
@@ -171,6 +188,11 @@ def check_noise(redundancy: RedundancyConfig) -> None:
             f"redundancy.floor={redundancy.floor} lies under the predicted scale, and redundancy.scale="
             f"{redundancy.scale} asks for another: leave one of them out"
         )
+
+
+def check_graph(redundancy: RedundancyConfig) -> None:
+    if redundancy.graph and redundancy.ranks != 1:
+        raise ValueError("redundancy.graph=true records w of one rank: write redundancy.ranks=1, or leave graph out")
 
 
 def check_resuming(resuming: ResumingConfig) -> None:
@@ -250,7 +272,7 @@ def check_network(network: NetworkConfig) -> None:
     if lacking and (given or network.is_dense):
         raise ValueError(f"network.{lacking[0]} is not set: write network=mlp or recipe=heads, which set it")
     if network.is_dense and network.depth == 1:
-        raise ValueError("network.depth=1: an mlp has at least 2 layers")
+        raise ValueError("network.depth=1: write a whole number from 2 for an mlp")
     if network.is_dense and network.enlarge is not None:
         raise ValueError("network.enlarge: an mlp reads images as they are, leave it out")
 

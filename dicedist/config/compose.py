@@ -189,6 +189,8 @@ def with_newer_keys(loaded: DictConfig) -> DictConfig:
         defaults = composed("train", [f"{g}={name}" for g, name in named.items() if name in choices_of(g)])
         for key in missing:
             OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+        if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
+            OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not cut the validation set then
     return loaded
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
+from dicedist.config.extras import missing
+
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
 AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
@@ -18,6 +20,7 @@ OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
 OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
+TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
 
 class Scope(enum.Enum):
@@ -75,9 +78,16 @@ class DataConfig(Frozen):
         "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
-    val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
+    val_fraction: float | int | str = key(
+        "share of each class that is held out, 50,000 inputs in all at most | auto: a fifth, at least 50 inputs; of "
+        "more than 10,000 inputs 2,000, or 5 % if that is more"
+    )
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
+    val_limit: int | str | None = key(
+        "the same of those held out. auto: as many as train_limit leaves in proportion, at least 500 | null: all"
+    )
+    test_limit: int | None = key("the same of the test set; null: all", at_least=1)
     size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
     augment: Any = key(
         "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
@@ -95,7 +105,7 @@ class DataConfig(Frozen):
     num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
     cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
-    test_fraction: float = key("vectors: share of each class that is for the test, where one file holds all")
+    test_fraction: float = key("vectors, folder, files: share of each class for the test, where it is not set apart")
     label_column: str = key("vectors: the column of a table that names the class")
     noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardised")
 
@@ -236,11 +246,14 @@ class RedundancyConfig(Frozen):
     )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+    width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
         "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
         scope=Scope.START,
         default=1,
     )
+
+    graph: bool = key("true: on a GPU, record the learning of w as one CUDA graph", scope=Scope.START, default=False)
 
     @property
     def budget(self) -> int | None:
@@ -410,14 +423,25 @@ class DistributedConfig(Frozen):
 
 @dataclass
 class TrackingConfig(Frozen):
-    to: str = key("mlflow | none", choices=("mlflow", "none"))
+    to: Any = key(
+        "auto: MLflow if it is installed | mlflow | tensorboard | wandb | none | a list of trackers; written tracking="
+    )
     uri: str | None = key("null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder")
-    experiment: str = key("of MLflow")
+    experiment: str = key("of MLflow; the project of Weights & Biases")
     model: str | None = key(
         "images that the logged model takes: uint8 (NHWC) | float (NCHW, 0 to 1) | null: no model",
         choices=("uint8", "float", None),
     )
-    register: str | None = key("a name: the model is registered under it")
+    register: str | None = key("a name: MLflow registers the model under it, the best version as champion")
+    study: str | None = key("runs with the same name are nested in MLflow, grouped in Weights & Biases", default=None)
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
+        if self.to == "auto":
+            return [] if missing("mlflow") else ["mlflow"]
+        named = self.to if isinstance(self.to, list) else [self.to]
+        return [name for name in named if name != "none"]
 
 
 def sample_name(member: int, nth: int) -> str:
@@ -462,7 +486,12 @@ class Config(Frozen):
     )
     ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
-    tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
+    tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
+    deterministic: bool = key(
+        "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
+        scope=Scope.START,
+        default=False,
+    )
     profile: bool = key(
         "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
         scope=Scope.START,

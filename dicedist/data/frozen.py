@@ -19,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dicedist.cluster.heartbeat import advance
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import duration, say
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.prepared import Build, NewArray, Prepared, home, prepare
 from dicedist.data.reading import shown
+from dicedist.data.sets.own import Items
 from dicedist.data.sources import Source, Split
 
 VERSION = 1  # increase it when the outputs for the same weights and images change
@@ -54,7 +56,9 @@ class FrozenTrunk:
             return {}
 
         drawn = (config.views, config.augmentations, config.crop_area, config.cutout_size) if config.views > 1 else ()
-        kept = self.kept(build, source, source.data_digest, *drawn)
+        # A user's own Dataset is digested by a sample, and outputs must not outlive the images.
+        own = [pixels_digest(split) for split in splits.values() if isinstance(split.inputs_R, Items)]
+        kept = self.kept(build, source, source.data_digest, *own, *drawn)
         read = {name: replace(split, outputs_N=torch.from_numpy(kept.array(name))) for name, split in splits.items()}
         return replace(source, trunk=self, **read)
 
@@ -65,8 +69,8 @@ class FrozenTrunk:
             self.fill(new_array("outputs", (len(split), 1, *self.shape), np.float32), split, source, "other")
             return {}
 
-        pixels = hashlib.blake2b(split.images_NHWC.contiguous().numpy().data, digest_size=16).hexdigest()
-        return replace(split, outputs_N=torch.from_numpy(self.kept(build, source, pixels).array("outputs")))
+        kept = self.kept(build, source, pixels_digest(split))
+        return replace(split, outputs_N=torch.from_numpy(kept.array("outputs")))
 
     def kept(self, build: Build, source: Source, *images: object) -> Prepared:
         return prepare("outputs", home(), [], build, VERSION, *self.key, source.mean, source.std, source.size, *images)
@@ -106,6 +110,14 @@ class FrozenTrunk:
     @torch.inference_mode()
     def outputs(self, images: Tensor) -> NDArray[np.float32]:
         return self.module(images).float().cpu().numpy()
+
+
+def pixels_digest(split: Split) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for rows_B in torch.arange(len(split)).split(BATCH):
+        total.update(split.take(rows_B).numpy().data)
+        advance()
+    return total.hexdigest()
 
 
 class InOrder(Loader):

@@ -40,7 +40,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
 
 
 def load_ood(
-    sets: Mapping[str, str | None], in_distribution: Source, root: str | Path | None
+    sets: Mapping[str, str | Tensor | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
 
@@ -52,6 +52,9 @@ def load_ood(
     places: dict[str, Path] = {}
     missing: list[str] = []
     for name, given in sets.items():
+        if isinstance(given, Tensor):
+            found[name] = given
+            continue
         if name == in_distribution.name and not given:
             raise ValueError(f"ood.sets.{name}: the model was trained on {name}, remove it from ood.sets")
         path = Path(given).expanduser() if given else look_up(name, root, in_distribution.name)
@@ -67,7 +70,7 @@ def load_ood(
             if isinstance(test_NHWC, Tensor) and torch.equal(found[name], test_NHWC):
                 raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
     if this_rank() == REPORTER:
-        warn_of_overlap({name: (places[name], inputs) for name, inputs in found.items()}, in_distribution, root)
+        warn_of_overlap({name: (path, found[name]) for name, path in places.items()}, in_distribution, root)
     return found, missing
 
 

@@ -84,8 +84,8 @@ def data_root(config: Config) -> Finding:
 
 
 def mlflow_store(config: Config) -> Finding:
-    if config.tracking.to == "none":
-        return Finding(SKIPPED, "tracking=none")
+    if "mlflow" not in config.tracking.trackers:
+        return Finding(SKIPPED, f"tracking={config.tracking.to} sends nothing there")
     uri = chosen_store(config.tracking.uri)
     folder = folder_of(uri)
     if folder is not None:

@@ -40,6 +40,7 @@ class About:
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
     columns: list[str] | None = None  # the names of a vector's values, where training read them from a table
+    gives_logits: bool = False  # members were trained elsewhere and end in logits; `target` builds one
     fusion: dict[str, Any] | None = None  # of a method with a fused classifier: its term, and the sizes of members
 
     def as_json(self) -> str:

@@ -190,6 +190,13 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
     return aims
 
 
+def targets_of(saved: Mapping[str, Any]) -> CalibrationConfig:
+    """Return the targets of a calibration in evaluation.json, which may lack the keys that came later."""
+    return CalibrationConfig(
+        **{entry.name: saved.get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
+    )
+
+
 def of_results(
     results: Results, result: Mapping[str, Any], members: list[int], average: str, asked: Mapping[str, Any]
 ) -> Calibration | None:
@@ -209,10 +216,7 @@ def of_results(
             raise ValueError(f"{results.logits_file} is damaged")
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    own = CalibrationConfig(
-        **{entry.name: result["calibration"].get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
-    )
-    aims, is_whole = aimed(own, asked), members == evaluated
+    aims, is_whole = aimed(targets_of(result["calibration"]), asked), members == evaluated
     seen = {name: saved[SEEN + name] for name in ood_scores.SEEN if SEEN + name in saved} if is_whole else {}
     if asked.get("ood_score") and ood_scores.available(aims.ood_score, seen) != aims.ood_score:
         raise ValueError(

@@ -10,10 +10,10 @@ R training inputs in the bank, V values of a vector.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,18 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import NetworkConfig
-from dicedist.config.targets import standing_for
+from dicedist.config.targets import name_of, resolve, standing_for
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
 from dicedist.evaluation.calibration import decisions
 from dicedist.metrics.features import knn
-from dicedist.metrics.ood_scores import DICE_X_W, INDEPENDENCE, KNN, available, score
+from dicedist.metrics.ood_scores import DICE_X_W, INDEPENDENCE, KNN, available, needs, score
 from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
+
+if TYPE_CHECKING:
+    from dicedist.evaluation.standalone import Evaluation
 
 IMAGES = ("uint8", "float")
 BATCH = 256
@@ -148,7 +151,7 @@ class Ensemble(nn.Module):
         about = About(
             run="", step=0, members=list(range(len(copies))), networks=[type(member).__name__ for member in copies],
             target=None, trunk=None, compared=[], conditional=False, class_names=names, mean=list(mean), std=list(std),
-            size=size, images="uint8", average=average, temperature=temperature,
+            size=size, images="uint8", average=average, temperature=temperature, gives_logits=True,
         )  # fmt: skip
         ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies]).frozen()
         ensemble.refuse_misfits()
@@ -174,6 +177,64 @@ class Ensemble(nn.Module):
                 raise ValueError(f"member {number} cannot read images {list(black.shape)}: {reason}") from error
             if shape != wanted:
                 raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
+
+    def calibrate(self, val: Any, **targets: Any) -> Self:
+        """Choose temperature, label sets and thresholds on held-out inputs, for `predict`, `save` and `export`.
+
+        val: a Dataset of (input, class), a DataLoader, or arrays (inputs, classes). targets: keys of `calibration`, as
+        alpha=0.05 or risk=0.02.
+        """
+        from dicedist.evaluation.standalone import calibrate
+
+        found = calibrate(self, val, targets)
+        self.about = replace(
+            self.about, temperature=found.temperature, calibration=asdict(found), ood_score=found.ood_score
+        )
+        return self
+
+    def evaluate(
+        self,
+        test: Any,
+        val: Any = None,
+        train: Any = None,
+        ood: Mapping[str, Any] | None = None,
+        folds: int = 1,
+        output: str | Path | None = None,
+    ) -> "Evaluation":
+        """Measure accuracy, likelihood, calibration, diversity, uncertainty and OOD detection.
+
+        test, val, train: as in `calibrate`; val calibrates for this evaluation if the ensemble is not calibrated, and
+        train gives the features that nearest neighbors compare with. ood: name -> inputs, a folder or an .npz.
+        output: the folder of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
+        """
+        from dicedist.evaluation.standalone import evaluate
+
+        return evaluate(self, test, val, train, ood or {}, folds, output)
+
+    def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
+        """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.
+
+        model: builds one member, if the ensemble was made by `from_members`. Its import path is saved with the file:
+        `Ensemble.load(path, trusted=True)` imports it, `Ensemble.load(path, model=...)` is given it.
+        """
+        if self.about.gives_logits:
+            if model is None:
+                raise ValueError(
+                    "networks trained elsewhere are built by your code: write save(path, model=make_network)"
+                )
+            self.about = replace(self.about, target=name_of(model))
+        with standing_for("network", model):
+            return self.export(Path(path).with_suffix(".safetensors"))
+
+    def export(self, path: str | Path) -> Path:
+        """Write a .pt2 or .onnx graph, which runs without dicedist, and check its answers against these networks."""
+        from dicedist.evaluation.formats import FORMATS, export, random_inputs
+
+        path = Path(path)
+        if path.suffix.removeprefix(".") not in FORMATS:
+            raise ValueError(f"{path}: write a file that ends in .{', .'.join(FORMATS)}")
+        export(self, path, path.suffix.removeprefix("."), random_inputs(self.about))
+        return path
 
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
@@ -253,7 +314,8 @@ class Ensemble(nn.Module):
         about = self.about
         if about.compared:
             classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            _, features, hidden = weights["w.slots_MDH"].shape
+            self.w = PairClassifier(len(about.compared), features, classes, hidden)
             self.w.to(self.device).load_state_dict(of_kind("w.", weights))
         if about.fusion is not None and self.fused is not None:
             known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
@@ -300,13 +362,21 @@ class Ensemble(nn.Module):
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
 
     def ood_score(self, means: Sequence[Tensor], logits_MNK: Tensor, label_N: Tensor) -> Tensor:
-        """The score that `about` names; the largest probability where it needs a w that is not there."""
-        name = self.about.ood_score or DICE_X_W
-        if self.bank_RMD is not None:
+        """The score that `score_name` names, one for each input."""
+        name, seen = self.score_name, {}
+        if name == KNN and self.bank_RMD is not None:
             width = self.bank_RMD.shape[2]
-            return knn(self.bank_RMD, torch.stack([pad(own_ND, (0, width - own_ND.shape[1])) for own_ND in means]))
-        seen = {} if self.w is None else {INDEPENDENCE: self.independence(means, label_N)}
-        return score(available(name, seen), logits_MNK, self.about.average, seen).float()
+            features_MND = torch.stack([pad(own_ND, (0, width - own_ND.shape[1])) for own_ND in means])
+            seen[KNN] = knn(self.bank_RMD, features_MND)
+        elif needs(name) == INDEPENDENCE:
+            seen[INDEPENDENCE] = self.independence(means, label_N)
+        return score(name, logits_MNK, self.about.average, seen).float()
+
+    @property
+    def score_name(self) -> str:
+        """The OOD score of the answers: what `about` names, or the largest probability where that cannot be had."""
+        parts = {KNN: self.bank_RMD, INDEPENDENCE: self.w}
+        return available(self.about.ood_score or DICE_X_W, {name for name, part in parts.items() if part is not None})
 
     def encode(self, normalised: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The features of every member held here, and the field of each that the fused classifier reads."""
@@ -343,9 +413,7 @@ class Ensemble(nn.Module):
         return self.w.independence(torch.stack(compared), labels_N, self.compared_P2)
 
 
-def build_members(
-    about: About, trusted: bool, places: Sequence[int]
-) -> tuple[nn.Module, list[Network], list[nn.Module]]:
+def build_members(about: About, trusted: bool, places: Sequence[int]) -> tuple[nn.Module, list[Any], list[nn.Module]]:
     """Build the trunk, the encoders and the classifiers of some members, with random weights."""
 
     def network(name: str) -> Network:
@@ -353,6 +421,9 @@ def build_members(
         shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
         return networks.build(replace(named, **(about.options or {})), shape)
 
+    if about.gives_logits and about.target is not None:
+        made = [resolve("network", about.target, trusted)() for _ in places]
+        return nn.Identity(), made, [nn.Identity() for _ in places]
     # One after another: a branch does not keep its copy of the trunk.
     whole = (network(about.networks[place]) for place in places)
     encoders = [own if about.trunk is None else own.branch() for own in whole]

@@ -41,6 +41,7 @@ class Evaluator(Reader):
 
     w: Discriminator | None = None  # of the run, on the reporter; knows all members of the run except a student
     student: int | None = None  # the member that the method trains to be used alone
+    chosen: calibration.Calibration | None = None  # made before: nothing is chosen on validation inputs
 
     def evaluate(
         self, folds: int, ood: OodConfig, targets: CalibrationConfig, data_root: str | None, fresh: bool = False
@@ -81,7 +82,10 @@ class Evaluator(Reader):
         findings.tensors |= {f"ood.{name}": found.logits_MNK for name, found in outside.items()}
         if scorer.bank_RMD is not None:
             findings.tensors[calibration.BANK] = scorer.bank_RMD
-        if has_val or targets.source == "test":
+        if self.chosen is not None:
+            came_to = calibration.tested(self.chosen, test.logits_MNK, test.labels_N, self.about.average, test.seen)
+            result["calibration"] = {**asdict(self.chosen), "test": came_to}
+        elif has_val or targets.source == "test":
             self.calibrate(findings, test if targets.source == "test" else held_out, test, targets)
         self.add_fused_and_student(findings, test, folds)
         return findings
@@ -126,8 +130,11 @@ class Evaluator(Reader):
     def training_features(self, with_classes: bool) -> tuple[Tensor | None, Reference | None]:
         """Read training inputs, of every class as many as possible: on the reporter, the bank for KNN and the classes.
 
-        with_classes: for Mahalanobis distances, which take more inputs.
+        with_classes: for Mahalanobis distances, which take more inputs. An ensemble that has a bank keeps it.
         """
+        own_RMD = None if self.ensemble.bank_RMD is None else self.ensemble.bank_RMD.cpu()
+        if not len(self.source.train):
+            return own_RMD, None
         train = some_of(self.source.train, REFERENCE if with_classes else MOST_IN_BANK)
         found = self.features(train, f"training {self.source.kind}, for OOD scores")
         if found is None:
@@ -135,7 +142,7 @@ class Evaluator(Reader):
         size = bank_size(len(found.means_MBD), found.means_MBD.shape[2])
         bank_RMD = bank_of(found.means_MBD[:, some_of_each(train.labels_N, size)])
         classes = Reference.of(found.means_MBD, train.labels_N, self.source.num_classes) if with_classes else None
-        return bank_RMD, classes
+        return bank_RMD if own_RMD is None else own_RMD, classes
 
     def redundancy(self, features: Features, labels_N: Tensor, num_draws: int = DRAWS) -> dict[str, Any] | None:
         """Redundancy in nats by the run's own w, on features that w was not trained on, and the calibration of w.

@@ -38,11 +38,16 @@ def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
         images_NHWC = test.take(torch.arange(CHECKED_ON) % len(test))
         described = f"test {kind} of {config.name}"
     except (ValueError, OSError):
-        draws, described = generator("cpu", 0, "export"), f"random {kind}, as {config.name} is not at hand"
-        if kind == VECTORS:
-            return torch.randn(CHECKED_ON, len(about.mean), generator=draws), described
-        images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
+        return random_inputs(about), f"random {kind}, as {config.name} is not at hand"
     return images_NHWC if about.images != "float" else images_NHWC.permute(0, 3, 1, 2) / 255, described
+
+
+def random_inputs(about: About) -> Tensor:
+    draws = generator("cpu", 0, "export")
+    if about.images == VECTORS:
+        return torch.randn(CHECKED_ON, len(about.mean), generator=draws)
+    images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
+    return images_NHWC if about.images == "uint8" else images_NHWC.permute(0, 3, 1, 2) / 255
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:

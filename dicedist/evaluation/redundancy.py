@@ -15,6 +15,7 @@ from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.pairs import Partners
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.randomness import generator, initialising
 from dicedist.algorithm.schedules import ScheduleValues
@@ -86,10 +87,11 @@ def draw_logits(
     for rows in order_N.split(BATCH):
         means_MBD, scales_MBD = features.means_MBD[:, rows], features.scales_MBD[:, rows]
         classes_B = w.classes(labels_N[rows])
-        compared = w.compare(means_MBD, scales_MBD, classes_B, pairs_P2, w.config.negatives, PREDICTED, draws)
+        partners, read = Partners.of(classes_B, w.memory), Features(means_MBD, scales_MBD)
+        (compared,) = w.comparisons(read, classes_B, partners, [pairs_P2], PREDICTED, [draws])
         joint_XB, product_XB = w.logits(compared).tensor_split([compared.plan.num_joint])
         joint.append(joint_XB.unflatten(0, (len(pairs_P2), -1)).flatten(1))
-        product.append(product_XB[:, compared.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
+        product.append(product_XB[:, partners.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
         w.memory.write(means_MBD, scales_MBD, classes_B)
         advance()
     return torch.cat(joint, 1).double(), torch.cat(product, 1).double()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.evaluation.promises import MEANING, chosen_on, no_better_than_guessing, promises
+from dicedist.evaluation.promises import MEANING, chosen_on, few_behind, no_better_than_guessing, promises
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -91,7 +91,9 @@ def calibration_table(result: Result) -> str:
         return UNCALIBRATED
     rows = [[each.what, each.promised, each.tested] for each in promises(found)]
     head = ["what predict does", "promised", "on the test set" + (" ITSELF" if found["source"] == "test" else "")]
-    return f"{chosen_on(found)}\n{table(head, rows)}\n({MEANING})"
+    few = few_behind(found)
+    remarks = [f"({MEANING})", *([textwrap.fill(few, 80)] if few else [])]
+    return "\n".join([chosen_on(found), table(head, rows), *remarks])
 
 
 SHORT = {"fpr95": "ID+ FPR95", "fpr95_ood_positive": "OOD+ FPR95", "detection": "det. error"}

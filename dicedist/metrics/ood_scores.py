@@ -5,7 +5,7 @@ Evaluation measures all of them. A trained ensemble answers with one: `score` co
 Shapes: M members, N inputs, K classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
@@ -36,6 +36,6 @@ def score(name: str, logits_MNK: Tensor, average: str, seen: Mapping[str, Tensor
     return FROM_LOGITS[name](logits_MNK, average)
 
 
-def available(wanted: str, seen: Mapping[str, object]) -> str:
+def available(wanted: str, seen: Collection[str]) -> str:
     """Return the score, or the largest probability where what it needs was not seen, as w of independent members."""
     return wanted if needs(wanted) in (None, *seen) else MAX_SOFTMAX

@@ -293,7 +293,7 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
             like = parameters[name]
             if value.dim():
                 value = torch.empty_like(like).copy_(value)
-            elif optimizer.defaults.get("fused"):  # its counters are on the device, those of others on the CPU
+            elif optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"):  # others count on the CPU
                 value = value.to(like.device)
             optimizer.state[like][key] = value
 

@@ -71,6 +71,20 @@ def ensemble_size(config: Config) -> int | str:
     return found.plan.num_members if found else config.ensemble.size
 
 
+def as_begun(config: Config) -> Config:
+    """Return the config with the validation set of the run that it continues: in earlier versions `auto` was no choice.
+
+    They did not cut the validation set, and they held out a fixed share.
+    """
+    data = config.data
+    keys = [key for key in ("val_limit", "val_fraction") if getattr(data, key) == "auto"]
+    if data.train_limit is None and "val_limit" in keys:
+        keys.remove("val_limit")
+    found = saved_anywhere(Run.of(config), config) if keys else None
+    before = {key: getattr(found.config.data, key) for key in keys} if found else {}
+    return replace(config, data=replace(data, **before))
+
+
 def is_new_run(run: Run, config: Config) -> bool:
     """Tell if it is known already that there is nothing to continue from."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)

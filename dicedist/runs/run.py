@@ -9,7 +9,8 @@ runs/NAME/
     evaluation.json logits.safetensors gallery.safetensors report.html      results
     evaluations/LABEL/                  results of some members, of another average, of an earlier step
     ensemble.pt2 member-0.onnx ...      what `export` wrote
-    mirror.json                         how much of it MLflow has received
+    mirror.json mirror-wandb.json ...   how much of it each tracker has received
+    events.out.tfevents... wandb/       what TensorBoard reads; what Weights & Biases keeps of it
 """
 
 import hashlib
@@ -117,9 +118,14 @@ class Run(Results):
         """Keys that were changed on purpose between two starts."""
         return self.directory / "changes.jsonl"
 
+    def mirror_file(self, tracker: str) -> Path:
+        """The state of a tracker; MLflow was the only one once, so its file has no name in it."""
+        return self.directory / ("mirror.json" if tracker == "mlflow" else f"mirror-{tracker}.json")
+
     @property
-    def mirror_file(self) -> Path:
-        return self.directory / "mirror.json"
+    def event_files(self) -> list[Path]:
+        """The files that TensorBoard reads."""
+        return sorted(self.directory.glob("events.out.tfevents.*"))
 
     def copy_file(self, uri: str) -> Path:
         """What a second store of MLflow has received."""
@@ -135,8 +141,12 @@ class Run(Results):
         return self.directory / ".lock.owner"
 
     @property
-    def mirror_lock_file(self) -> Path:
-        return self.directory / ".mirror.lock"
+    def wandb_folder(self) -> Path:
+        """The folder that Weights & Biases makes in a folder that it is given."""
+        return self.directory / "wandb"
+
+    def mirror_lock_file(self, tracker: str) -> Path:
+        return self.directory / f".mirror-{tracker}.lock"
 
     @property
     def mark_file(self) -> Path:
@@ -162,7 +172,7 @@ class Run(Results):
         """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
         return [
             self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,
-            self.records_file, self.system_file, self.mirror_file, *self.files,
+            self.records_file, self.system_file, self.mirror_file("mlflow"), self.mirror_file("wandb"), *self.files,
         ]  # fmt: skip
 
     @property

@@ -6,7 +6,7 @@ from functools import cached_property
 from dicedist.algorithm.build import Extent
 from dicedist.algorithm.checks import check_batch_of_one, check_members
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.devices import refuse_compile
+from dicedist.cluster.devices import refuse_compile, refuse_graph
 from dicedist.cluster.handshake import shake_hands
 from dicedist.cluster.placement import REPORTER, Placement, place
 from dicedist.cluster.process import this_rank, world_size
@@ -55,6 +55,7 @@ class Job:
 
 def prepare(config: Config) -> Job:
     """All ranks call this before they join, so that a refusal does not wait for others."""
+    config = resume.as_begun(config)
     method, run = Method.to_train(config.method), Run.of(config)
     width, columns = sources.vector_columns(config.data) or (None, None)
     shape = (3, config.data.size, config.data.size) if width is None else (width,)
@@ -63,6 +64,7 @@ def prepare(config: Config) -> Job:
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
+        refuse_graph(config.redundancy.graph)
         refuse_unreadable(config.ood.sets, width, columns)
         # Placed here once without nodes, so that an impossible number of ranks is refused before ranks wait.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)

@@ -9,15 +9,20 @@ from statistics import fmean
 import pytest
 import torch
 
+from dicedist.algorithm.counterpart import Features
+from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.precision import AUTOCAST
+from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.trajectories import Trajectories
+from dicedist.config.schema import RedundancyConfig
 from tests.support import tiny
 from tests.support.pretend import (
     CUDA,
+    Graph,
     Hazard,
     HostWaits,
     Message,
@@ -131,6 +136,57 @@ def test_fp16_waits_once_for_each_optimiser():
             train(config_of(*case), 0, 1, CUDA, gpu.hot)
         values = train(config_of(*case), 0, 1, CUDA)
     assert values == pytest.approx(on_the_cpu(*case), rel=0.05, abs=0.05)
+
+
+def learn_batches(graph):
+    """The values and the weights of w after four batches, one of them smaller, with a schedule that moves."""
+    settings = RedundancyConfig(
+        delta=0.1, delta_by_size=[], tau=10, num_samples=2, num_steps=2, negatives=2, max_pairs=None, memory=2,
+        lr=0.005, scale="predicted", terms="lhs", graph=graph,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    w, found = Discriminator(settings, 3, 8, 5, True, seed=0).to(CUDA), []
+    optimizer = w.build_optimizer()
+    for nth, size in enumerate((12, 12, 7, 12)):
+        means, scales, labels = torch.randn(3, size, 8), torch.rand(3, size, 8), torch.randint(5, (size,))
+        features = Features(*(tensor.to(CUDA) for tensor in (means, scales)))
+        now = ScheduleValues(0.1, 0.0, 1.0, covariance=0.25 * nth)
+        found.append(w.learn(optimizer, features, labels.to(CUDA), now, (0, nth)))
+    weights = {name: value.cpu() for name, value in w.state_dict().items()}
+    return [{name: float(value) for name, value in values.items()} for values in found], weights, w.recorded
+
+
+@pytest.fixture
+def recorded_soon(monkeypatch):
+    monkeypatch.setattr("dicedist.algorithm.recorded.WARM_UP", 1)
+
+
+@pytest.mark.usefixtures("recorded_soon")
+def test_the_learning_of_w_as_one_graph(gpu):
+    """A replay computes what the kernels one by one do, with the draws and the schedule of its own step."""
+    values, weights, _ = learn_batches(graph=False)
+    recorded_values, recorded_weights, recorded = learn_batches(graph=True)
+    assert recorded_values == values and len(recorded.graph.calls) > 100
+    assert all(torch.equal(recorded_weights[name], value) for name, value in weights.items())
+
+
+@pytest.mark.usefixtures("recorded_soon")
+def test_a_step_with_a_recorded_w(gpu):
+    """The graph is replayed on the second stream, beside the members' backward."""
+    values = train(config_of("dice", "net", "redundancy.graph=true"), 0, 1, CUDA)
+    assert values == pytest.approx(on_the_cpu("dice", "net"), rel=1e-4, abs=1e-4)
+    assert gpu.leaked == []
+
+
+@pytest.mark.usefixtures("recorded_soon")
+def test_a_graph_that_keeps_a_number_or_does_not_know_a_generator_is_caught(gpu, monkeypatch):
+    """The schedule as it was when the graph was recorded; draws that would be the same in every replay."""
+    values, _, _ = learn_batches(graph=False)
+    monkeypatch.setattr("dicedist.algorithm.recorded.cast", lambda kind, covariance: 0.25)
+    assert learn_batches(graph=True)[0] != values
+    monkeypatch.setattr(Graph, "register_generator_state", lambda graph, draws: None)
+    with pytest.raises(AssertionError, match="an unknown generator"):
+        learn_batches(graph=True)
 
 
 @pytest.fixture

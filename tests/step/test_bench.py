@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dicedist import bench
-from dicedist.benchmarks import discriminator
+from dicedist.benchmarks import discriminator, launches
 from dicedist.benchmarks.processes import run_ranks
 from dicedist.benchmarks.timing import compare
 from dicedist.config import compose_config
@@ -57,6 +57,14 @@ def test_what_is_compared_runs_in_processes_of_its_own(tmp_path, name, reference
     assert [row[""] for row in rows] == names
     assert all(row["seconds"] > 0 and row[f"times {reference}"] > 0 for row in rows)
     assert {row[f"times {reference}"] for row in rows if row[""] == reference} == {1}
+
+
+def test_a_step_launches_no_more_than_it_did():
+    """For ResNet-32: a member's forward, backward and update, and all work of w with four learning steps."""
+    rows = {row["span"]: row for row in launches.launches(compose_config(["ensemble.size=2", "batch_size=8"]))}
+    assert sum(rows[span]["of a member"] for span in launches.BY_MEMBERS) <= 280
+    assert rows["redundancy"]["operations"] + rows["learn"]["operations"] <= 400
+    assert rows["whole step"]["operations"] == sum(row["operations"] for row in rows.values()) / 2
 
 
 def test_the_memory_is_read_in_place_and_copied(monkeypatch):

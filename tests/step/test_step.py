@@ -89,6 +89,29 @@ def test_twenty_steps_stay_equal():
         assert float(values["discriminator/loss"]) == pytest.approx(w_loss, abs=1e-4), n
 
 
+def refuse_symbols(graph, inputs):
+    """A backend that compiles nothing, and fails where a shape is no number."""
+    sizes = [size for given in inputs for size in (given.shape if isinstance(given, torch.Tensor) else [given])]
+    assert all(type(size) is int for size in sizes), f"dynamic shapes: {sizes}"
+    return graph.forward
+
+
+def test_every_compiled_stage_has_shapes_and_a_limit_of_its_own(monkeypatch):
+    """Five members of one process, and the smaller last batch of an epoch."""
+    compile_module = torch.nn.Module.compile
+
+    def compiled(module, mode=None, **options):
+        compile_module(module, backend=refuse_symbols, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    torch._dynamo.reset()
+    step = build_step(configured(5, "method=ind", "network=mlp", "compile=true"))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for n, size in enumerate((4, 3)):
+            step.encoders.encode(batch_at(n, size, side=32))
+    torch._dynamo.reset()
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 def test_compiled_members_equal_plain_ones_in_training_and_are_plain_in_evaluation():
     config = configured(1, "method=ceb", "data.train_limit=16", "compile=graphs")  # on a CPU no graph is recorded

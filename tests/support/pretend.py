@@ -109,6 +109,40 @@ class Stream:
         self.clock |= other.clock
 
 
+class Graph:
+    """A CUDA graph: what was recorded is not computed then, and computed anew on the same memory at every replay.
+
+    Numbers of Python stay as they were. A generator that the graph does not know is an error, as on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []  # function, arguments, results
+        self.generators: list[torch.Generator] = []
+        self.before: dict[int, tuple] = {}  # storages that the recording wrote to, and what they held
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        self.generators.append(generator)
+
+    def note(self, func, args, kwargs, out) -> None:
+        drawn_from = kwargs.get("generator")
+        assert drawn_from is None or any(drawn_from is known for known in self.generators), "an unknown generator"
+        self.calls.append((func, args, kwargs, out))
+
+    def keep(self, tensor: "OnGpu") -> None:
+        storage = tensor.inner.untyped_storage()
+        self.before.setdefault(key(tensor.inner), (storage, storage.clone()))
+
+    def replay(self) -> None:
+        gpu = PretendGpu.present
+        for func, args, kwargs, out in self.calls:
+            written, read = accessed(func, args, kwargs) if hasattr(func, "_schema") else ([], [])
+            result = func(*mapped(inside, args), **{name: mapped(inside, value) for name, value in kwargs.items()})
+            for found, made in zip(tensors_in(result), tensors_in(out), strict=True):
+                if key(found) != key(made.inner):
+                    made.inner.copy_(found)
+            gpu.access(func, read, written + tensors_in(out))
+
+
 class Memory:
     """One piece of the GPU's memory: who wrote it last, who has read it since, and from which stream it came."""
 
@@ -132,6 +166,7 @@ class PretendGpu(TorchFunctionMode):
         self.memories: dict[int, Memory] = {}
         self.dtypes: set[torch.dtype] = set()  # of floating-point results, in steps that are hot
         self.patches = contextlib.ExitStack()
+        self.recording: Graph | None = None
 
     def __enter__(self):
         PretendGpu.present, self.is_on = self, True
@@ -141,6 +176,8 @@ class PretendGpu(TorchFunctionMode):
             (torch.cuda, "Stream", self.new_stream),
             (torch.cuda, "current_stream", lambda device=None: self.stream),
             (torch.cuda, "stream", self.on),
+            (torch.cuda, "CUDAGraph", Graph),
+            (torch.cuda, "graph", self.record),
             (torch.cuda, "default_generators", (torch.random.default_generator,)),
             (torch.cuda, "get_rng_state", lambda device: torch.get_rng_state()),
             (torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state)),
@@ -182,6 +219,19 @@ class PretendGpu(TorchFunctionMode):
         finally:
             self.stream = before
 
+    @contextlib.contextmanager
+    def record(self, graph: Graph, capture_error_mode: str = "global"):
+        """Run on a stream of its own. What the recording wrote to older memory is taken back."""
+        apart = self.new_stream()
+        self.host_waits("torch.cuda.graph")
+        self.recording, was_hot, self.is_hot = graph, self.is_hot, True
+        with self.on(apart):
+            yield
+        self.recording, self.is_hot = None, was_hot
+        self.stream.wait_stream(apart)
+        for storage, content in graph.before.values():
+            storage.copy_(content)
+
     # Where tensors come from and go to: calls of torch's functions.
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -195,7 +245,11 @@ class PretendGpu(TorchFunctionMode):
             self.host_waits(name)
             return func(args[0].detach().inner.clone(), *args[1:], **kwargs)
         if "device" in kwargs and is_gpu(kwargs["device"]):
-            return mapped(on_gpu, func(*args, **kwargs | {"device": "cpu"}))
+            kwargs["device"] = "cpu"
+            out = mapped(on_gpu, func(*args, **kwargs))
+            if self.recording is not None:
+                self.recording.note(func, args, kwargs, out)
+            return out
         return func(*args, **kwargs)
 
     def to(self, tensor: Tensor, *args, copy=False, **kwargs):
@@ -229,6 +283,8 @@ class PretendGpu(TorchFunctionMode):
     def run(self, func, args, kwargs):
         self.refuse(func, [*tensors_in(args), *tensors_in(list(kwargs.values()))])
         written, read = accessed(func, args, kwargs)
+        for tensor in written if self.recording is not None else ():
+            self.recording.keep(tensor)
         result = func(*mapped(inside, args), **{name: mapped(inside, value) for name, value in kwargs.items()})
         out = mapped(on_gpu, result)
         if self.is_hot:
@@ -237,6 +293,8 @@ class PretendGpu(TorchFunctionMode):
         if not is_alias:
             self.reuse()
         self.access(func, read, written + ([] if is_alias else tensors_in(out)))
+        if self.recording is not None and not is_pure_view(func):
+            self.recording.note(func, args, kwargs, out)
         return return_and_correct_aliasing(func, args, kwargs, out)
 
     def refuse(self, func, given) -> None:

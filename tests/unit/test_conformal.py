@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from dicedist.config import compose_config
 from dicedist.config.schema import CalibrationConfig
 from dicedist.evaluation import calibration
-from dicedist.evaluation.promises import no_better_than_guessing
+from dicedist.evaluation.promises import no_better_than_guessing, rests_on_few
 from dicedist.evaluation.tables import calibration_table
 from dicedist.metrics import conformal
 from dicedist.metrics.conformal import acceptance_threshold, label_sets, nonconformity
@@ -144,6 +144,28 @@ def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
     answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), {})
     assert calibration.tested(answered, logits_MNK, labels_N, "logits", seen)["answered"] == pytest.approx(0.5)
     assert answered.ood_threshold is None and answered.risk is None
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "fewest", "changes", "words"),
+    [
+        (
+            6,
+            1,
+            {},
+            ["6 images to", "no label sets (calibration.alpha=0.1 needs 9)", "risk=0.05 needs 45 right"],
+        ),
+        (20, 1, {}, ["label sets that are right in 90 ± 12 %", "the ensemble abstains always"]),
+        (46, 1, {}, ["46 images to calibrate on are few: label sets that are right in 90 ± 7.7 %"]),
+        (30, 1, {"coverage": 0.8}, ["30 images to calibrate on are few: label sets that are right in 90 ± 10 %"]),
+        (100, 5, {"per_class": True}, ["no label sets (calibration.alpha=0.1 needs 9 of a class)"]),
+        (30, 1, {"risk": 0.02}, ["calibration.risk=0.02 needs 114 right answers"]),
+        (50, 1, {}, None),
+    ],
+)
+def test_what_few_inputs_cannot_promise_is_said(num_inputs, fewest, changes, words):
+    line = rests_on_few(num_inputs, fewest, "images", targets(**{"risk": 0.05, **changes}))
+    assert line is None if words is None else all(word in line for word in words)
 
 
 @pytest.mark.parametrize(("accuracy", "says"), [(0.3, True), (0.41, True), (0.52, False)])

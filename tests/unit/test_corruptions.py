@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -239,6 +240,22 @@ class TestShift:
         ((name, severity, split),) = opened.sets
         assert (name, severity, split.labels_N.tolist()) == ("fog", 3, list(range(10)))
         assert (split.images_NHWC == 3).all()
+
+    def test_official_files_of_a_part_of_the_test_set(self, source, tmp_path):
+        from dicedist.data.shift import open_shift
+        from dicedist.data.sources import limited
+
+        folder = tmp_path / "CIFAR-10-C"
+        folder.mkdir()
+        images = np.lib.format.open_memmap(folder / "fog.npy", "w+", np.uint8, (50_000, 32, 32, 3))
+        images[20_004] = 7
+        np.save(folder / "labels.npy", np.tile(np.arange(10), 5_000).astype(np.uint8))
+        part = replace(source, test=limited(source.test, 5))
+        assert part.test.rows_N.tolist() == [0, 1, 2, 3, 4]
+        opened = open_shift("cifar_c", [3], None, part, tmp_path)
+        ((_, _, split),) = opened.sets
+        assert split.labels_N.tolist() == list(range(5)) and (split.images_NHWC[4] == 7).all()
+        assert opened.clean.images_NHWC.equal(part.test.images_NHWC)
 
     def test_a_folder_of_classes(self, source, tmp_path):
         from dicedist.data.shift import open_shift

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from dicedist.config import compose_config
 from dicedist.data import prepared
 from dicedist.data.sets import cifar, shapes
 from dicedist.data.sources import holdout, load, whole_split
@@ -74,12 +75,75 @@ def test_limit_takes_every_class_alike(data_config):
     assert len(holdout(labels, dataclasses.replace(config, train_limit=10**6))[0]) == 5000
 
 
+@pytest.mark.parametrize(
+    ("changes", "val", "test"),
+    [
+        ({}, 2500, 10_000),
+        ({"train_limit": 19_000}, 1000, 10_000),  # two fifths of the training images, as of the held-out ones
+        ({"train_limit": 100}, 500, 10_000),  # thresholds and label sets need some
+        ({"train_limit": 10**6}, 2500, 10_000),
+        ({"train_limit": 500, "val_limit": None}, 2500, 10_000),
+        ({"val_limit": 50, "test_limit": 1000}, 50, 1000),
+        ({"split": "full", "train_limit": 500}, 0, 10_000),
+    ],
+)
+def test_limits(real_data, data_config, changes, val, test):
+    source = load(data_config("cifar10", **changes), labels_only=True)
+    assert (len(source.val), len(source.test)) == (val, test)
+    for split in (source.val, source.test):
+        counts_K = split.labels_N.bincount(minlength=10)
+        assert counts_K.max() - counts_K.min() <= 1
+
+
+def test_limits_change_the_digest_only_where_they_leave_something_out(real_data, data_config):
+    whole, *same = (
+        load(data_config("cifar10", **changes), labels_only=True).data_digest
+        for changes in ({"val_limit": None}, {"val_limit": "auto"}, {"val_limit": 10**5, "test_limit": 10**5})
+    )
+    assert same == [whole] * 2
+    cut = [{"val_limit": 50}, {"test_limit": 50}, {"train_limit": 500}, {"train_limit": 500, "val_limit": None}]
+    digests = {load(data_config("cifar10", **changes), labels_only=True).data_digest for changes in cut}
+    assert len(digests | {whole}) == 5
+
+
 def test_holdout_leaves_every_class_in_training(data_config):
     labels = torch.tensor([0, 1, 1, 1, 1, 1, 2, 2])
     train, val = holdout(labels, data_config("folder", val_fraction=0.9))
     assert labels[train].bincount().tolist() == [1, 1, 1] and len(val) == 5
     with pytest.raises(ValueError, match="holds out none: write a larger one, or data.split=full"):
         holdout(labels, data_config("folder", val_fraction=0.05))
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "held_out"),
+    [(140, 50), (100, 50), (99, 20), (20, 5), (400, 80), (5_000, 1_000), (20_000, 2_000), (50_000, 2_500)],
+)
+def test_auto_holds_out_enough_for_what_is_promised(data_config, num_inputs, held_out):
+    """The README's 140 photos held out 6. Stratified, rounded up to whole inputs of a class."""
+    labels = torch.arange(num_inputs) % 5
+    train, val = holdout(labels, data_config("folder"))
+    assert len(train) + len(val) == num_inputs and held_out <= len(val) <= held_out + 5
+    counts = labels[val].bincount(minlength=5)
+    assert counts.max() - counts.min() <= 1
+    assert len(val) <= (num_inputs + 5) / 2
+
+
+def test_auto_is_stratified_and_leaves_every_class_in_both(data_config):
+    labels = torch.tensor([0] * 100 + [1] * 38 + [2] * 2)
+    train, val = holdout(labels, data_config("folder"))
+    assert labels[val].bincount().tolist() == [36, 14, 1] and labels[train].bincount().min() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"),
+    [("cifar10", 0.05), ("cifar100", 0.05), ("shapes", 0.05), ("digits", 0.1), ("wine", 0.1), ("breast_cancer", 0.1)]
+    + [(name, "auto") for name in ("folder", "files", "shards", "own", "vectors")],
+)
+def test_the_share_by_default(name, fraction):
+    """Published sets keep the share that committed results were made with; a user's own data gets enough."""
+    words = ["data.root=x"] if name in ("folder", "files", "shards", "vectors") else []
+    words += ["data._target_=my.Own", "data.trusted=true"] if name == "own" else []
+    assert compose_config([f"data={name}", *words]).data.val_fraction == fraction
 
 
 def test_no_more_is_held_out_than_rank_0_can_gather(data_config, monkeypatch):

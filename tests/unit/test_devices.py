@@ -1,5 +1,6 @@
 """The messages about a GPU without enough memory, with a fake torch.cuda that only returns numbers."""
 
+import os
 import shutil
 from collections import namedtuple
 
@@ -44,6 +45,20 @@ def test_a_free_gpu_is_taken(gpus):
     assert devices.pick_device() == torch.device("cuda", 1)
 
 
+def test_a_deterministic_run_picks_no_kernels_by_time(gpus, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    devices.pick_device()
+    assert torch.backends.cudnn.benchmark
+    try:
+        devices.make_deterministic()
+        devices.pick_device()
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
 def test_a_gpu_in_use_is_refused_with_numbers(gpus):
     gpus[1] = GIB // 2
     with pytest.raises(ValueError, match=r"GPU 1 \(Some GPU\) has 0.5 of 24.0 GiB free, other processes hold"):
@@ -82,6 +97,13 @@ def test_a_container_without_shared_memory_is_refused(gpus, monkeypatch):
 def test_cuda_graphs_without_a_gpu_are_refused():
     with pytest.raises(ValueError, match="compile=graphs records CUDA graphs, and there is no GPU here"):
         devices.refuse_compile("graphs")
+
+
+def test_a_graph_of_w_without_a_gpu_or_of_several_ranks_is_refused():
+    with pytest.raises(ValueError, match="redundancy.graph=true records a CUDA graph, and there is no GPU here"):
+        devices.refuse_graph(True)
+    with pytest.raises(ValueError, match="write redundancy.ranks=1"):
+        compose_config(["method=dice", "redundancy.graph=true", "redundancy.ranks=members"])
 
 
 def test_a_missing_compiler_is_named(gpus, monkeypatch):

@@ -9,10 +9,13 @@ import torch
 
 from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator, PairClassifier
+from dicedist.algorithm.pairs import Partners
+from dicedist.algorithm.precision import Precision
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.schema import RedundancyConfig
 from dicedist.evaluation.redundancy import PREDICTED, estimate, fit, fresh_estimates
 from tests.support.literal import literal_of
+from tests.support.pretend import CUDA, PretendGpu
 
 CONFIG = RedundancyConfig(
     delta="auto", delta_by_size=[[2, 0.1], [3, 0.15], [4, 0.2], [5, 0.22], [6, 0.25]], tau=10, num_samples=4,
@@ -55,24 +58,44 @@ def test_blockwise_equals_autograd():
     w = Discriminator(CONFIG, 3, 8, 5, True, seed=0).double()
     labels = torch.tensor([0, 0, 1, 1, 2, 3, 3])
     means, scales = torch.randn(3, 7, 8).double(), torch.rand(3, 7, 8).double()
-    draws = torch.Generator()
+    features, partners = Features(means, scales), Partners.of(labels, w.memory)
+    targets, weights = w.targets(partners.found_B, len(w.pairs_P2))
     results = []
     for differentiate in (w.differentiate, partial(by_autograd, w)):
-        draws.manual_seed(5)
         w.zero_grad()
-        compared = w.compare(means, scales, labels, w.pairs_P2, 4, PREDICTED, draws)
-        results.append(
-            (*differentiate(compared, *compared.targets()), *(p.grad.clone() for p in w.network.parameters()))
-        )
+        draws = torch.Generator().manual_seed(5)
+        (compared,) = w.comparisons(features, labels, partners, [w.pairs_P2], PREDICTED, [draws])
+        logits = differentiate(compared, targets, weights)
+        results.append((logits, *(parameter.grad.clone() for parameter in w.network.parameters())))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
 
 
 def by_autograd(w, compared, targets, weights):
     logits = w.logits(compared)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
-    loss.backward()
-    return loss.detach(), logits.detach()
+    targets = targets.expand_as(logits)
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum").backward()
+    return logits.detach()
+
+
+def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precision_too():
+    """Autocast keeps weights in bf16 until its context ends, and several steps are taken inside it."""
+
+    def learnt(forgets):
+        torch.manual_seed(0)
+        w = discriminator()
+        w.in_blocks = False
+        optimizer = w.build_optimizer()
+        if forgets:
+            optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache())
+        features = Features(torch.randn(3, 16, 8), torch.rand(3, 16, 8))
+        with Precision("bf16", CUDA).for_discriminator():
+            w.learn(optimizer, features, torch.arange(16) % 5, PREDICTED, (0, 0))
+        return [parameter.detach() for parameter in w.network.parameters()]
+
+    with PretendGpu():  # its autocast is the CPU's
+        pairs = zip(learnt(False), learnt(True), strict=True)
+    assert all(torch.equal(plain, forgetful) for plain, forgetful in pairs)
 
 
 def test_half_precision_is_close_and_its_answer_whole():
@@ -85,7 +108,8 @@ def test_half_precision_is_close_and_its_answer_whole():
     for halves, results in ((False, whole), (True, halved)):
         leaf = means.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=halves):
-            terms = w.redundancy(leaf, torch.rand(3, 16, 8).fill_(0.5), labels, w.pairs_P2, PREDICTED, draws())
+            features = Features(leaf, torch.full((3, 16, 8), 0.5))
+            terms = w.redundancy(features, labels, w.pairs_P2, PREDICTED, draws())
         results += [terms["lhs"], torch.autograd.grad(terms["lhs"], leaf)[0]]
     assert [value.dtype for value in halved] == [torch.float32] * 2
     torch.testing.assert_close(halved[0], whole[0], atol=0.01, rtol=0.1)
@@ -225,10 +249,7 @@ def test_a_budget_of_pairs_is_unbiased_and_has_the_stated_variance():
     labels, now = torch.arange(6) % 3, ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
     w = Discriminator(config, 4, 8, 3, True, seed=0)
     whole = w.redundancy_gradients(features, labels, now, (0, 0))[1]["redundancy"]
-    pairs = [
-        w.redundancy(features.means_MBD, features.scales_MBD, labels, pair[None], now, torch.Generator())["lhs"]
-        for pair in w.pairs_P2
-    ]
+    pairs = [w.redundancy(features, labels, pair[None], now, torch.Generator())["lhs"] for pair in w.pairs_P2]
     w.config = replace(config, max_pairs=2)
     found = torch.stack([w.redundancy_gradients(features, labels, now, (0, n))[1]["redundancy"] for n in range(1500)])
     variance = torch.stack(pairs).var() * (1 / 2) * (1 - 2 / 6)

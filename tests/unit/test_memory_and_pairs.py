@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dicedist.algorithm.memory import ClassMemory
-from dicedist.algorithm.pairs import PairPlan, Partners, within_budget
+from dicedist.algorithm.pairs import PairTable, Partners, within_budget
 
 K, C, D, M = 6, 4, 3, 2
 
@@ -42,7 +42,7 @@ def test_partners(batches_before):
     labels = torch.tensor([0, 0, 1, 2, 3, 3, 3, 4, 5, 0])
     partners = Partners.of(labels, memory)
     pool = torch.cat([tagged(labels, 1000), memory.means_MQD], 1)[0]
-    rows_XB = partners.draw(4000, generator)
+    rows_XB = partners.rows(torch.rand(len(labels), 4000, generator=generator))
     for n, label in enumerate(labels.tolist()):
         in_batch = [1000 + k for k in range(len(labels)) if k != n and labels[k] == label]
         entries = memory.means_MQD[0, label * C : label * C + min(C, int(memory.written_K[label])), 1].tolist()
@@ -63,9 +63,11 @@ def test_plan_pairs_each_joint_row_once_and_moves_either_member():
     generator = torch.Generator().manual_seed(2)
     pairs = torch.combinations(torch.arange(4))
     num_samples, negatives = 3, 5
-    plan = PairPlan.draw(pairs, num_samples, negatives, generator)
+    moved = torch.randint(2, (2, len(pairs), num_samples, negatives), generator=generator)
+    table = PairTable.of(pairs, num_samples, negatives)
+    plan, _ = table.plans(moved, slice(0, len(pairs)))
     assert plan.num_joint == len(pairs) * num_samples
-    moved = set()
+    seen = set()
     for row, (first, second) in enumerate(zip(plan.first_X.tolist(), plan.second_X.tolist(), strict=True)):
         joint = row < plan.num_joint
         pair = row // num_samples if joint else (row - plan.num_joint) // (num_samples * negatives)
@@ -74,8 +76,21 @@ def test_plan_pairs_each_joint_row_once_and_moves_either_member():
         assert {stays, moves} == set(pairs[pair].tolist())
         assert (drawn < num_samples) == joint
         assert sample == (drawn if joint else (drawn - num_samples) // negatives)
-        moved.add((pair, moves))
-    assert len(moved) == 2 * len(pairs)
+        seen.add((pair, moves))
+    assert len(seen) == 2 * len(pairs)
+
+
+def test_a_share_of_the_pairs_has_its_rows_of_the_plan_of_all():
+    pairs, num_samples, negatives = torch.combinations(torch.arange(4)), 2, 3
+    moved = torch.randint(2, (1, len(pairs), num_samples, negatives))
+    table = PairTable.of(pairs, num_samples, negatives)
+    (whole,) = table.plans(moved, slice(0, 6))
+    parts = [table.plans(moved, own)[0] for own in (slice(0, 2), slice(2, 6))]
+    for name in ("first_X", "second_X"):
+        joint = torch.cat([getattr(part, name)[: part.num_joint] for part in parts])
+        product = torch.cat([getattr(part, name)[part.num_joint :] for part in parts])
+        assert torch.equal(torch.cat([joint, product]), getattr(whole, name))
+    assert torch.equal(table.joint(slice(2, 6)).first_X, parts[1].first_X[: parts[1].num_joint])
 
 
 def test_budget():

@@ -57,10 +57,10 @@ def test_pipes_and_giants_are_not_read(tmp_path):
 def test_no_reader_of_a_run_waits_for_a_pipe(tmp_path):
     run = Run(tmp_path)
     run.save_config(compose_config(["data=shapes", "ensemble.size=2"]))
-    for path in (run.gallery_file, run.mirror_file, run.result_file, run.records_file):
+    for path in (run.gallery_file, run.mirror_file("mlflow"), run.result_file, run.records_file):
         os.mkfifo(path)
     with pytest.raises(ValueError, match="mirror.json is not a plain file"):
-        read_json(run.mirror_file)
+        read_json(run.mirror_file("mlflow"))
     assert run.result() is None
     with pytest.raises(ValueError, match="metrics.jsonl is not a plain file"):
         read_run(run)

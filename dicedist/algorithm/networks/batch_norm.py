@@ -72,7 +72,7 @@ def synchronise(module: nn.Module, total: Total) -> None:
 def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
     """Return the batch norms whose count of batches nothing reads: a fixed momentum, and no synchronization."""
     norms = (child for child in module.modules() if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d))
-    return [norm for norm in norms if norm.track_running_stats and norm.momentum is not None]
+    return [norm for norm in norms if norm.num_batches_tracked is not None and norm.momentum is not None]
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def project(network: Network, feature_dim: int) -> None:
 
 
 class GlobalPool(nn.AdaptiveAvgPool2d):
-    """The mean over all pixels. torch's own result has other strides, which cost backward two more kernels."""
+    """The mean over all pixels. torch's own changes the strides of its result, which costs backward two kernels."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -155,4 +155,4 @@ class Dibs(Counterpart):
         return self.config.tau * torch.tanh(logits / self.config.tau)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr)
+        return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr, foreach=True)

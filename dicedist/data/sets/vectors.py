@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
 from dicedist.console.lines import plural, printable
 from dicedist.data.prepared import NewArray, Prepared, prepare
-from dicedist.data.reading import SPLITS, reason
+from dicedist.data.reading import SPLITS, for_test, reason
 
 SUFFIXES = (".npz", ".safetensors", ".csv", ".parquet")
 LAYOUT = f"write data.root=FILE, or a FOLDER that holds train and test ({', '.join(SUFFIXES)})"
@@ -267,11 +265,7 @@ def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, c
             raise ValueError(f"{file}: the column split holds {printable(strangers[0])!r}, write train or test")
         is_test_N = np.array(split) == "test"
     else:
-        is_test_N = np.zeros(len(labels_N), bool)
-        order_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "test")).numpy()
-        for label in range(labels_N.max() + 1):
-            of_class = order_N[labels_N[order_N] == label]
-            is_test_N[of_class[: round(config.test_fraction * len(of_class))]] = True
+        is_test_N = for_test(labels_N, config)
     if is_test_N.all() or not is_test_N.any():
         found = f"{is_test_N.sum():,} of {len(labels_N):,} rows"
         raise ValueError(f"{file}: {found} are for the test; some must be, not all")
