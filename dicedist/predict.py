@@ -23,12 +23,10 @@ A file whose name looks like key=value is written ./key=value.
 """
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from dicedist.cluster.process import command, tune_malloc
@@ -50,7 +48,15 @@ def run(arguments: Sequence[str]) -> None:
     from dicedist.cluster.devices import device_named
     from dicedist.evaluation.about import VECTORS
     from dicedist.evaluation.loading import load_ensemble
-    from dicedist.evaluation.prediction import Table, files_named, predict, predict_vectors, vectors_in, write
+    from dicedist.evaluation.prediction import (
+        Table,
+        files_named,
+        json_line,
+        predict,
+        predict_vectors,
+        vectors_in,
+        write,
+    )
     from dicedist.runs.run import Run
 
     device = device_named(request.device)
@@ -74,9 +80,11 @@ def run(arguments: Sequence[str]) -> None:
         rows = predict(ensemble.to(device), paths, request.batch_size)
     if request.output:
         Path(request.output).parent.mkdir(parents=True, exist_ok=True)
-    with open(request.output, "w") if request.output else contextlib.nullcontext(sys.stdout) as stream:
+    with (
+        open(request.output, "w", encoding="utf-8") if request.output else contextlib.nullcontext(sys.stdout) as stream
+    ):
         if request.format == "jsonl":
-            predicted = write(rows, len(paths), partial(json.dumps, ensure_ascii=False), stream)
+            predicted = write(rows, len(paths), json_line, stream)
         else:
             table = Table(paths, ensemble.about.class_names, ensemble.about.calibration is not None)
             print(table.header, file=stream)

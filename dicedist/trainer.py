@@ -17,7 +17,7 @@ from dicedist.algorithm.footprint import footprint
 from dicedist.cluster import heartbeat, signals
 from dicedist.cluster.assembly import connect, host
 from dicedist.cluster.devices import make_deterministic, refuse_too_large
-from dicedist.cluster.process import Unsent, tune_malloc
+from dicedist.cluster.process import EndedElsewhere, Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
 from dicedist.config.schema import TRACKERS
@@ -68,6 +68,7 @@ class Trainer:
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
         # 1. Refuse what does not fit. No process group exists yet, so no rank waits for another.
         refuse_small_batches(job)
+        self.run = job.run  # also that of the uploads, which follow it if its folder is renamed
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
         mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
@@ -88,7 +89,9 @@ class Trainer:
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
         source = read_once(source, config, plan, self.hosted.frozen.module if self.hosted.frozen else None)
-        self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
+        self.job, self.done = replace(job, plan=state.plan, source=source), state.done
+        if state.sees_folder:
+            self.run.pin()
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
         # 5. Build what surrounds the loop.
@@ -108,18 +111,7 @@ class Trainer:
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
         )
         self.share = Share(self.job, world, self.hosted, self.paths, self.tracker)
-        saver = Saver(
-            self.run,
-            config.checkpoint,
-            job.extent.steps_per_epoch,
-            self.share.parts_to_save,
-            self.control,
-            self.done,
-            self.tracker.warn,
-            world.transfer,
-            state.sees_folder,
-            self.uploads,
-        )
+        saver = self.build_saver(state.sees_folder)
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
         self.validation = Validation(self.share)
@@ -134,6 +126,20 @@ class Trainer:
         if job.config.teacher.run is None or not (has_members or self.world.reports):
             return None
         return Teacher.of(job.config, job.source, self.world.device)
+
+    def build_saver(self, sees_folder: bool) -> Saver:
+        return Saver(
+            self.run,
+            self.job.config.checkpoint,
+            self.job.extent.steps_per_epoch,
+            self.share.parts_to_save,
+            self.control,
+            self.done,
+            self.tracker.warn,
+            self.world.transfer,
+            sees_folder,
+            self.uploads,
+        )
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
         job, found = self.job, list[Listener]([Recording(self.recorder.ledger)])
@@ -217,11 +223,19 @@ class Trainer:
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
+        if self.control.agree(self.run.moved_from is not None):
+            raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
             raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")
         if not safe:
             raise ValueError(f"{self.run}: the last checkpoint could not be written; make room and run this again")
+
+    def moved(self, safe: bool) -> str:
+        """Say where the folder of the run has gone, on rank 0."""
+        gone = f"renamed to {self.run}" if self.run.directory.is_dir() else "removed"
+        kept = "saved there; rename it back, and the same command continues the run" if safe else "nothing is saved"
+        return f"{self.run.moved_from} was {gone} while it trained: stopped after step {self.done}, {kept}"
 
     def train_epoch(self) -> None:
         """Train what is left of the epoch, or as much of it as there is time for."""
@@ -256,6 +270,7 @@ class Trainer:
             listener.after_epoch(self.done, logits_MNK)
         self.recorder.sync(self.done, self.validation_due)
 
+    @heartbeat.computing()
     def evaluate(self) -> None:
         """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None

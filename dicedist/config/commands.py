@@ -11,7 +11,7 @@ COMMANDS = {  # name of the module, which has a function run(arguments) -> what 
     "export": "write pt2, onnx or safetensors",
     "sweep": "train over values of keys and seeds, or search for the best",
     "evidence": "compare methods by a protocol, with intervals",
-    "mirror": "send a run's records to MLflow",
+    "mirror": "send a run to MLflow, TensorBoard or Weights & Biases",
     "doctor": "check this machine before a training",
     "bench": "measure this machine",
     "store": "where the nodes of a run meet, outside of them",

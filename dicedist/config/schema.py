@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
-from dicedist.config.extras import missing
+from dicedist.config.extras import mlflow_suffices
 
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
@@ -439,7 +439,7 @@ class TrackingConfig(Frozen):
     def trackers(self) -> list[str]:
         """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
         if self.to == "auto":
-            return [] if missing("mlflow") else ["mlflow"]
+            return ["mlflow"] if mlflow_suffices(self.uri, self.model) else []
         named = self.to if isinstance(self.to, list) else [self.to]
         return [name for name in named if name != "none"]
 

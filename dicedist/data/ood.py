@@ -118,7 +118,7 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     elif path.is_dir():
         return decode_sound(path, find_images(path), size, fit)[0]
     elif path.suffix == ".txt":
-        names = [line.rpartition(" ")[0] for line in path.read_text().splitlines() if line]
+        names = [line.rpartition(" ")[0] for line in path.read_text("utf-8").splitlines() if line]
         files = [path.parents[2] / OPENOOD_IMAGES / name for name in names]
         return decode_sound(path, files, size, shrink_and_crop)[0]
     elif path.suffix == ".mat":

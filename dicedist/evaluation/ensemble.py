@@ -38,6 +38,7 @@ from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
 
 if TYPE_CHECKING:
+    from dicedist.evaluation.card import Evaluated
     from dicedist.evaluation.standalone import Evaluation
 
 IMAGES = ("uint8", "float")
@@ -235,6 +236,40 @@ class Ensemble(nn.Module):
             raise ValueError(f"{path}: write a file that ends in .{', .'.join(FORMATS)}")
         export(self, path, path.suffix.removeprefix("."), random_inputs(self.about))
         return path
+
+    def push_to_hub(
+        self,
+        name: str,
+        run: "Evaluated | None" = None,
+        model: Callable[[], nn.Module] | None = None,
+        license: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload the ensemble with a model card to the Hugging Face Hub as "user/name", and return the commit's URL.
+
+        run: its evaluation, `dicedist.Run.open(folder)`, for the card's measures, calibration and figures; without it
+        the card says what the ensemble is. model: as in `save`. token: by default that of `hf auth login`.
+        """
+        from dicedist.evaluation.hub import push
+
+        return push(self, name, run, model, license, private, token)
+
+    @staticmethod
+    def from_pretrained(
+        source: str | Path,
+        revision: str | None = None,
+        token: str | None = None,
+        trusted: bool = False,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> "Ensemble":
+        """Load the ensemble that `push_to_hub` uploaded as "user/name", or a folder with the same files.
+
+        revision: a branch, tag or commit. trusted and model: as in `load`.
+        """
+        from dicedist.evaluation.hub import pull
+
+        return pull(source, revision, token, trusted, model)
 
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.control import Control
+from dicedist.cluster.control import ALONE, Control
 from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
@@ -29,6 +29,9 @@ from dicedist.runs.pretrained import read_once
 from dicedist.runs.results import Results
 from dicedist.runs.run import Run
 
+ATTEMPTS = 5  # to read a checkpoint before a training removes it
+T = TypeVar("T")
+
 
 def load_ensemble(
     run: Run | str | Path,
@@ -45,17 +48,46 @@ def load_ensemble(
     asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(tell, which), run.config(), run.plan()
-    method, inputs = Method(config.method), inputs_and_classes(config, found)
-    about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
-    about, bank = calibrated(run, config, found, about, asked or {}, tell)
-    if about.fusion is not None:
+    config, plan = run.config(), run.plan()
+    method = Method(config.method)
+
+    def read(found: Checkpoint) -> Ensemble:
+        inputs = inputs_and_classes(config, found)
+        about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
+        weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
+        weights |= head_weights(about, config, method, found)
+        about, bank = calibrated(run, config, found, about, asked or {}, tell)
+        return restored(about, trusted, weights | bank, found.path)
+
+    _, ensemble = read_checkpoint(run, run.checkpoint(tell, which), read, which)
+    if ensemble.about.fusion is not None:
         tell(
             f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
             "all that is calibrated are of the members' mean"
         )
-    weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
-    return restored(about, trusted, weights | head_weights(about, config, method, found) | bank, found.path)
+    return ensemble
+
+
+def read_checkpoint(
+    run: Run, found: Checkpoint, read: Callable[[Checkpoint], T], which: str | None, control: Control = ALONE
+) -> tuple[Checkpoint, T]:
+    """All ranks call: read the same checkpoint, the one that rank 0 has found.
+
+    A training that goes on may remove it in the meantime; then the next one is read.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        path, value = checkpoint.path_of(run.checkpoints, control.tell({"step": found.step})["step"]), None
+        try:
+            found = found if found.path == path else checkpoint.read(path)
+            value = read(found)
+        except ValueError:
+            if path.exists() or attempt == ATTEMPTS:
+                raise
+        if not control.agree(value is None):
+            break
+        found = run.checkpoint(which=which)
+    assert value is not None
+    return found, value
 
 
 def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[int], trusted: bool) -> Ensemble:

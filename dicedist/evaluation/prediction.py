@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,12 @@ def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], s
         if not predicted:
             raise ValueError(f"no image could be read: {printable(batch[-1]['path'])}: {batch[-1]['error']}")
     return predicted
+
+
+def json_line(row: Row) -> str:
+    """Keep letters of all languages readable; escape what is no text or commands a terminal, as JSON can."""
+    text = json.dumps(row, ensure_ascii=False)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 class Table:

@@ -31,7 +31,12 @@ def write_report(runs: Sequence[Run], output: Path) -> None:
     """Report whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
     text = page(read_groups(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(output, text)
+    replace_text(output, as_text(text))
+
+
+def as_text(text: str) -> str:
+    """Replace what is no text: parts of file names that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_own_report(run: Run) -> None:

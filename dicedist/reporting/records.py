@@ -178,8 +178,8 @@ def read_run(run: Run) -> Recorded:
         config = plan.resolve(run.config())
     except ValueError as error:
         raise ValueError(f"{run} is not a run of this version: {error}") from error
-    evaluation = read_evaluation(run)
-    return Recorded(run, config, plan, read_records(run.records_file), evaluation, read_gallery(run, evaluation))
+    records, evaluation = read_records(run.records_file), read_evaluation(run)
+    return Recorded(run, config, plan, records, evaluation, read_gallery(run, evaluation))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,7 +17,10 @@ MARK = "sha256"  # of the rest of the file
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere."""
+    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere.
+
+    Text is UTF-8 in any locale.
+    """
 
     def opener(name: str, flags: int) -> int:
         try:
@@ -26,7 +30,7 @@ def open_own(path: Path, mode: str) -> IO[Any]:
                 raise ValueError(f"{name} is a link, and nothing is written through links in a run's folder") from error
             raise
 
-    return open(path, mode, opener=opener)
+    return open(path, mode, opener=opener, encoding=None if "b" in mode else "utf-8")
 
 
 def own_folder(path: Path) -> Path:
@@ -113,7 +117,10 @@ def draft_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
     """Write safetensors with the permissions of any new file."""
     draft = draft_of(path)
     draft.unlink(missing_ok=True)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
     umask = os.umask(0)
     os.umask(umask)
     draft.chmod(0o666 & ~umask)  # safetensors lets only the owner read it

@@ -104,7 +104,7 @@ def last_step(log: Path) -> tuple[float, str]:
 
 def last_words(log: Path) -> str:
     """Return the last line of a failed job's output, if possible one that dicedist wrote."""
-    lines = [line for line in log.read_text().splitlines() if line.strip()]
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
     return (ours or lines or ["no output"])[-1].removeprefix("dicedist: ")
 

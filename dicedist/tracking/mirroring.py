@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 
+from dicedist.cluster.channel import CHANNEL
 from dicedist.cluster.process import LAUNCHER, SECRET
 from dicedist.config.schema import TRACKERS, Config
 from dicedist.runs.run import Run
 
 # Variables that make a process a rank, and what only ranks know.
-RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, SECRET)
+RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, CHANNEL, SECRET)
 
 
 def start_mirror(run: Run, config: Config, tracker: str) -> "subprocess.Popen[str]":

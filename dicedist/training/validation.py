@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.cluster import signals
+from dicedist.cluster.heartbeat import computing
 from dicedist.config import names
 from dicedist.data import sources
 from dicedist.data.sources import Split, some_of_each
@@ -28,6 +29,7 @@ class Validation:
         due = at_the_end or (rest == 0 and epochs % self.job.config.evaluate.every_epochs == 0)
         return validated < done and due and len(self.job.source.val) > 0
 
+    @computing()
     def __call__(self, done: int) -> tuple[bool, Tensor | None]:
         """All ranks call. Tell if they were stopped meanwhile; on rank 0, return all members' held-out logits."""
         job, control = self.job, self.world.control

@@ -38,7 +38,7 @@ def test_every_command_shows_examples(name, capsys):
     with contextlib.suppress(SystemExit):  # argparse exits after --help
         import_module(f"dicedist.{name}").run(["--help"])
     shown = capsys.readouterr().out
-    assert f"-m dicedist.{name} " in shown or f"launch/{name} " in shown
+    assert f"-m dicedist.{name} " in shown or f"\n    dicedist {name} " in shown
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from dicedist.data.sources import load, vector_columns
 CPU = torch.device("cpu")
 X = np.random.default_rng(0).normal(3, 2, (40, 3)).astype(np.float32)
 Y = np.arange(40) % 4
+EMPTY = X.astype(str)  # two cells are
+EMPTY[[3, 17], 2] = "", "n/a"
 
 
 def write(path, x=X, y=Y, compression="snappy", **more):
@@ -123,6 +125,7 @@ def test_noise_is_drawn_by_step_and_is_the_same_anywhere(tmp_path, fresh_home, d
         ("a.npz", {"y": Y * 0}, "a.npz holds 1 classes, two are the least"),
         ("a.csv", {"x": np.array([["1", "x", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
         ("a.csv", {"x": np.array([["1", "", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
+        ("a.csv", {"x": EMPTY}, "a.csv: column v2 has no number in 2 rows (3, 17): fill or remove them"),
         ("a.csv", {"split": np.array(["dev"] * 40)}, "the column split holds 'dev', write train or test"),
         ("a.csv", {"split": np.array(["train"] * 40)}, "0 of 40 rows are for the test; some must be, not all"),
     ],

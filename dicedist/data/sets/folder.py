@@ -75,14 +75,19 @@ def prepare_files(config: DataConfig, root: Path) -> Prepared:
 
 
 def files_in(folder: Path, paths_R: Any) -> Files:
-    return Files(lambda row: paths_R[row].decode(), lambda row: (folder / paths_R[row].decode()).read_bytes())
+    return Files(lambda row: text_of(paths_R[row]), lambda row: (folder / text_of(paths_R[row])).read_bytes())
 
 
 def put_texts(new_array: NewArray, name: str, texts: Sequence[object]) -> Any:
-    encoded = [str(text).encode() for text in texts]
+    encoded = [str(text).encode(errors="surrogateescape") for text in texts]
     array = new_array(name, (len(encoded),), np.dtype(f"S{max(map(len, encoded))}"))
     array[:] = encoded
     return array
+
+
+def text_of(encoded: bytes) -> str:
+    """Undo the encoding of `put_texts`; a file's name need not be UTF-8."""
+    return encoded.decode(errors="surrogateescape")
 
 
 def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:

@@ -165,15 +165,35 @@ def read_columns(path: Path, label_column: str, wanted: Sequence[str] | None) ->
     columns = columns_of(path)
     labels, split = (words_in(columns.pop(name, ())) for name in (label_column, "split"))
     columns = columns if wanted is None else ordered(columns, wanted, path)
-    for name, values in columns.items():
-        try:
-            columns[name] = np.asarray(values, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}: column {printable(name)} holds no numbers ({error}): remove it, or write it as numbers"
-            ) from error
+    columns = {name: numbers_in(values, name, path) for name, values in columns.items()}
     vectors_NV = np.stack(list(columns.values()), 1) if columns else np.empty((0, 0), np.float32)
     return Table(vectors_NV, labels or None, split or None, None, list(columns))
+
+
+def numbers_in(values: Sequence[Any], name: str, path: Path) -> Floats:
+    """Return a column as numbers; ValueError that names the rows without one, or the column if no row has one."""
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        wrong = [row for row, value in enumerate(values) if not is_number(value)]
+        column = f"{path}: column {printable(name)}"
+        if len(wrong) == len(values):
+            raise ValueError(f"{column} holds no numbers ({error}): remove it, or write it as numbers") from error
+        raise ValueError(f"{column} has no number in {listed(wrong)}: fill or remove them") from error
+
+
+def is_number(value: Any) -> bool:
+    try:
+        np.float32(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def listed(rows: Sequence[int]) -> str:
+    """Return the number of rows, and the first of them, counted from 0."""
+    more = f" and {len(rows) - NAMED} more" * (len(rows) > NAMED)
+    return f"{plural(len(rows), 'row')} ({', '.join(map(str, rows[:NAMED]))}{more})"
 
 
 def ordered(columns: dict[str, Any], wanted: Sequence[str], path: Path) -> dict[str, Any]:
@@ -193,8 +213,7 @@ def words_in(values: Iterable[Any]) -> list[str]:
 def refuse_missing(labels: Sequence[Any], path: Path) -> None:
     missing = [row for row, label in enumerate(labels) if str(label).strip().lower() in MISSING]
     if missing:
-        rows = ", ".join(map(str, missing[:NAMED])) + (f" and {len(missing) - NAMED} more" * (len(missing) > NAMED))
-        raise ValueError(f"{path}: no label in {plural(len(missing), 'row')} ({rows}): fill or remove them")
+        raise ValueError(f"{path}: no label in {listed(missing)}: fill or remove them")
 
 
 def columns_of(path: Path) -> dict[str, Any]:
