@@ -18,6 +18,7 @@ AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
+OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
@@ -77,7 +78,10 @@ class DataConfig(Frozen):
         "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
-    val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
+    val_fraction: float | int | str = key(
+        "share of each class that is held out, 50,000 inputs in all at most | auto: a fifth, at least 50 inputs; of "
+        "more than 10,000 inputs 2,000, or 5 % if that is more"
+    )
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     val_limit: int | str | None = key(
@@ -383,6 +387,12 @@ class CalibrationConfig(Frozen):
     guarantee: float | int | str = key(
         "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
         default=0.9,
+    )
+    ood_score: str = key(
+        "how unlike the training an input is. knn: its distance to features of training inputs | max_softmax | "
+        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, where there is a w",
+        choices=OOD_SCORES,
+        default="knn",
     )
 
 

@@ -1,10 +1,11 @@
 """The tables of an evaluation, for the terminal."""
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.evaluation.promises import MEANING, chosen_on, promises
+from dicedist.evaluation.promises import MEANING, chosen_on, few_behind, no_better_than_guessing, promises
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -31,12 +32,21 @@ def headings(measures: Iterable[Measure]) -> list[str]:
     return [measure.heading for measure in measures]
 
 
+PROTOCOL = (
+    "the paper's protocol: tempered is with T fitted on one half of the test set,\n"
+    "measured on the other; predict does not use this T"
+)
+
+
 def show(result: Result) -> str:
+    """What `predict` will do comes first, then the measures of the paper's protocol."""
+    warning = no_better_than_guessing(result)
     return "\n\n".join(
         [
-            accuracy_table(result),
-            further_table(result),
+            *([textwrap.fill(warning, 80)] if warning else []),
             calibration_table(result),
+            f"{PROTOCOL}\n{accuracy_table(result)}",
+            further_table(result),
             diversity_table(result),
             *redundancy_table(result),
             *fresh_table(result),
@@ -81,7 +91,9 @@ def calibration_table(result: Result) -> str:
         return UNCALIBRATED
     rows = [[each.what, each.promised, each.tested] for each in promises(found)]
     head = ["what predict does", "promised", "on the test set" + (" ITSELF" if found["source"] == "test" else "")]
-    return f"{chosen_on(found)}\n{table(head, rows)}\n({MEANING})"
+    few = few_behind(found)
+    remarks = [f"({MEANING})", *([textwrap.fill(few, 80)] if few else [])]
+    return "\n".join([chosen_on(found), table(head, rows), *remarks])
 
 
 SHORT = {"fpr95": "ID+ FPR95", "fpr95_ood_positive": "OOD+ FPR95", "detection": "det. error"}

@@ -6,9 +6,11 @@ from dicedist.algorithm.step import Step
 from dicedist.cluster.devices import MIB
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
+from dicedist.config import Config
 from dicedist.console.lines import duration, plural
 from dicedist.console.tables import table
 from dicedist.data.sources import Source
+from dicedist.evaluation.promises import rests_on_few
 from dicedist.evaluation.teacher import Teacher
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.forecast import seconds_to_go
@@ -60,6 +62,8 @@ def announce(
         members = f"{plural(len(teacher), 'member')} of {config.teacher.run}"
         tracker.say(f"taught by the {members}, step {teacher.ensemble.about.step}")
     tracker.say(class_counts(source))
+    if line := few_held_out(source, config):
+        tracker.warn(line)
     if job.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
@@ -80,6 +84,18 @@ def class_counts(source: Source) -> str:
     left_out = len(order) - len(shown)
     note = f"\n(and {left_out:,} classes between them)" if left_out else ""
     return table(["class", *SPLITS], rows) + note
+
+
+def few_held_out(source: Source, config: Config) -> str | None:
+    """Warn before training of what the validation set will be too small for."""
+    counts_K = source.val.labels_N.bincount(minlength=source.num_classes)
+    if not len(source.val) or not config.evaluate.test or config.calibration.source == "test":
+        return None
+    line = rests_on_few(len(source.val), int(counts_K.min()), f"validation {source.kind}", config.calibration)
+    if line is None:
+        return None
+    larger = "collect more" if config.data.val_fraction == "auto" else "write data.val_fraction=auto, or collect more"
+    return f"{line}: {larger}"
 
 
 def too_small(source: Source, memory: int) -> list[str]:

@@ -39,7 +39,7 @@ def test_new_photos_are_labelled(shell, trained):
         picture(number, rng).save(new / f"neu é {number}.jpg")
     (new / "broken.jpg").write_bytes(b"no image")
     told = shell.run(documented("dicedist predict run=runs/photos")).splitlines()
-    columns = "path label confidence disagreement ood score abstains, or the set of labels"
+    columns = "path label confidence disagreement ood score abstains (why): set of labels"
     assert " ".join(told[0].split()) == columns and len(told) == 5
     assert "error: cannot identify image file" in told[1] and any(name in told[2] for name in trained)
     rows = [
