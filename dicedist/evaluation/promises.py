@@ -54,13 +54,13 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
 
 
 def chosen_on(found: Mapping[str, Any]) -> str:
-    return f"chosen on {found['num_inputs']:,} {found['source']} images"
+    return f"chosen on {found['num_inputs']:,} {found['source']} inputs"
 
 
 def few_behind(found: Mapping[str, Any]) -> str | None:
     """Return a line where the promises rest on few inputs. found: `calibration` of evaluation.json."""
     total = found["num_inputs"]
-    return rests_on_few(total, found.get("fewest", total), f"{found['source']} images", targets_of(found))
+    return rests_on_few(total, found.get("fewest", total), f"{found['source']} inputs", targets_of(found))
 
 
 def abstains(found: Mapping[str, Any]) -> str:

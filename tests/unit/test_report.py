@@ -241,7 +241,7 @@ def test_what_predict_does_comes_first_and_the_papers_protocol_is_named(
     first = html.unescape(text[text.index('id="decisions"') : text.index('id="summary"')])
     assert f"temperature {found['temperature']:.4g} ± {found['temperature_spread']:.2g}" in first
     for line in (
-        "chosen on 160 validation images",
+        "chosen on 160 validation inputs",
         "90 ± 4.6 % right",
         "≤ 5 % wrong, 90 % sure",
         "95 ± 3.5 % accepted",
