@@ -33,14 +33,15 @@ def quantile(scores_N: Tensor, alpha: float) -> float:
 
 def place(num_inputs: int, alpha: float) -> int:
     """Return the place of the quantile among the sorted scores, counted from 1: ceil((N + 1)(1 - alpha))."""
-    found = math.ceil((num_inputs + 1) * (1 - alpha) - 1e-9)  # 1 - 0.9 is a little more than 0.1
-    if found > num_inputs:
-        least = math.ceil(1000 / (num_inputs + 1)) / 1000
+    nth = math.ceil((num_inputs + 1) * (1 - alpha) - 1e-9)  # 1 - 0.9 is a little more than 0.1
+    if nth > num_inputs:
+        min_alpha = math.ceil(1000 / (num_inputs + 1)) / 1000
         raise ValueError(
             f"calibration.alpha={alpha:g} needs {math.ceil(1 / alpha - 1 - 1e-9)} calibration images, with "
-            f"calibration.per_class of each class: there are {num_inputs}, so write calibration.alpha={least:g} or more"
+            f"calibration.per_class of each class: there are {num_inputs}, so write calibration.alpha={min_alpha:g} or "
+            "more"
         )
-    return found
+    return nth
 
 
 def quantiles(p_NK: Tensor, labels_N: Tensor, alpha: float, kind: str, per_class: bool) -> list[float]:

@@ -17,7 +17,7 @@ from dicedist.runs.jobs import Job
 from dicedist.runs.warm import Fork
 
 POLL = 0.5  # seconds
-TOLD = 60.0  # seconds between two lines of progress where there is no terminal
+INTERVAL = 60.0  # seconds between two lines of progress without a terminal
 TAIL = 8192  # bytes at the end of a log, where its last line of progress is
 STEPS = re.compile(r"^step ([\d,]+)/([\d,]+)", re.MULTILINE)
 
@@ -32,7 +32,7 @@ class Queue:
         self.free = list(range(at_once))
         self.running: dict[int, tuple[Job, Popen | Fork]] = {}
         self.failed: list[str] = []
-        self.progress = Progress(self.total, "runs", self.done, told=TOLD)
+        self.progress = Progress(self.total, "runs", self.done, interval=INTERVAL)
 
     def run(self) -> list[str]:
         """Run all jobs. Return the names of those that failed."""
