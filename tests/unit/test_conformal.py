@@ -138,7 +138,7 @@ def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
     assert found["risk"] <= 0.2 and found["set_coverage"] >= 0.9 and found["ood_accepted"] >= 0.95
     shown = calibration_table({"calibration": {**vars(fitted), "test": found}})
     promised = ("≤ 20 % wrong, 90 % sure", "90 ± 2.9 % right", "95 ± 2.2 % accepted")
-    for line in ("chosen on 400 validation images", *promised):
+    for line in ("chosen on 400 validation inputs", *promised):
         assert line in shown
     assert max(map(len, shown.splitlines())) <= 80, "the table fits a usual terminal"
     answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), {})
