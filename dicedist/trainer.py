@@ -23,7 +23,7 @@ from dicedist.config import Config
 from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
-from dicedist.evaluation.tables import show
+from dicedist.evaluation.tables import headline, show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
@@ -190,6 +190,9 @@ class Trainer:
             raise
         unsent = self.finish_sending(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
+        self.tracker.say(
+            f"next: dicedist show {self.run}, dicedist predict run={self.run} INPUTS, dicedist export run={self.run}"
+        )
         return unsent
 
     def announce(self, left: int) -> None:
@@ -289,5 +292,6 @@ class Trainer:
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None and found is not None:
                 findings.result |= origin(config, found)
-                self.tracker.say(show(findings.save(self.run)[1]))
+                result = findings.save(self.run)[1]
+                self.tracker.say(show(result) if config.log.verbose else headline(result))
                 write_own_report(self.run)

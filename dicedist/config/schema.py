@@ -331,6 +331,11 @@ class RunConfig(Frozen):
 @dataclass
 class LogConfig(Frozen):
     every_steps: int = key("a record of training in metrics.jsonl", above=0)
+    verbose: bool = key(
+        "true, or --verbose: also print ranks, memory and traffic at the start, and all tables at the end",
+        default=False,
+        scope=Scope.START,
+    )
 
 
 @dataclass

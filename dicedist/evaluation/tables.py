@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.evaluation.promises import MEANING, chosen_on, few_behind, no_better_than_guessing, promises
+from dicedist.evaluation.promises import MEANING, chosen_on, few_behind, no_better_than_guessing, percent, promises
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -55,6 +55,29 @@ def show(result: Result) -> str:
             *shift_tables(result),
         ]
     )
+
+
+def headline(result: Result) -> str:
+    """Return the numbers that matter: the ensemble against its members, its calibration, what abstention buys."""
+    own, members, found = result["ensemble"], result["members"], result.get("calibration")
+    mean = members["accuracy"]
+    gain = f"{100 * (own['accuracy'] - mean):+.1f} points"
+    lines = [f"accuracy: ensemble {percent(own['accuracy'])}, its members {percent(mean)} on average ({gain})"]
+    if found is None:
+        lines.append(f"calibration: ECE {percent(own['ece'])}; {UNCALIBRATED}")
+    else:
+        measures, test = found["test"]["measures"], found["test"]
+        lines.append(
+            f"calibration: ECE {percent(measures['ece'])} with temperature {found['temperature']:.3g} "
+            f"({percent(own['ece'])} without)"
+        )
+        wrong = "" if test["risk"] is None else f", of which {percent(test['risk'])} are wrong"
+        lines.append(
+            f"abstention: answers {percent(test['answered'])} of the test set{wrong} "
+            f"({percent(1 - measures['accuracy'])} without)"
+        )
+    warning = no_better_than_guessing(result)
+    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), *lines])
 
 
 def accuracy_table(result: Result) -> str:

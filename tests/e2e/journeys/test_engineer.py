@@ -19,8 +19,8 @@ def trained(shell):
     told = shell.run(f"{line} data.size=32 network=resnet8 batch_size=16 max_steps=4")
     assert "left out train/Quitten/kaputt.jpg: cannot identify image file" in shell.told
     assert shell.told.count("kaputt.jpg") == 1 and "[ERROR]" not in shell.told and "it/s]" not in shell.told
-    assert "dice on folder: 4 x resnet8 (net), 45 images" in told
-    assert told.splitlines()[-1] == "done: runs/photos/report.html"
+    assert "dice on folder: 4 x resnet8 (net), one process on cpu\n45 images of " in told
+    assert "done: runs/photos/report.html" in told.splitlines()
     steps = [line.split()[1] for line in told.splitlines() if line.startswith("step ")]
     assert steps and len(steps) == len(set(steps)), "no step is told twice"
     return names
