@@ -161,6 +161,8 @@ class Trainer:
     def announce(self, left: int) -> None:
         for line in self.messages:
             self.tracker.say(line)
+        if self.loader.pipeline is not None:
+            self.tracker.say(self.loader.pipeline.described)
         announce(self.job, self.world, self.step, self.exchange, self.teacher, self.footprint, left, self.tracker)
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()

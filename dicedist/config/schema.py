@@ -66,7 +66,10 @@ class DataConfig(Frozen):
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("when the files are not there", scope=Scope.NODE)
-    pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
+    pipeline: str = key(
+        "dali | torch | auto: DALI where images are decoded, torch where they are in memory; up to 1 GiB stay on a GPU",
+        choices=("auto", "dali", "torch"),
+    )
     split: str = key(
         "holdout: val_fraction of the training images is kept for validation | full", choices=("holdout", "full")
     )

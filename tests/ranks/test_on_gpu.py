@@ -18,7 +18,10 @@ from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.trajectories import Trajectories
-from dicedist.config.schema import RedundancyConfig
+from dicedist.config import compose_config
+from dicedist.config.schema import AUGMENTS, RedundancyConfig
+from dicedist.data import pipeline, sources
+from dicedist.data.pipeline import Loader
 from tests.support import tiny
 from tests.support.pretend import (
     CUDA,
@@ -211,6 +214,10 @@ def test_a_tensor_left_on_the_host_is_caught(gpu):
         lambda x: x.nonzero(),
         lambda x: torch.zeros(2).to(CUDA, non_blocking=True),
         lambda x: x.copy_(torch.zeros(3)),
+        lambda x: torch.tensor([1.0, 2.0], device=CUDA),
+        lambda x: torch.as_tensor([1.0, 2.0], device="cuda"),
+        lambda x: x.new_tensor([1.0, 2.0]),
+        lambda x: torch.zeros(2).cuda(),
     ],
 )
 def test_a_wait_of_the_host_is_caught(gpu, wait):
@@ -218,6 +225,25 @@ def test_a_wait_of_the_host_is_caught(gpu, wait):
     wait(x)
     with gpu.hot(), pytest.raises(HostWaits):
         wait(x)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("augment", ["basic", "cutout", "jitter", "trivial", "erase"])
+def test_a_loader_keeps_the_host_waiting_nowhere(gpu, monkeypatch, augment, resident):
+    """Images that stay on the GPU, and those that are copied for every batch."""
+    monkeypatch.setattr(pipeline, "RESIDENT", 2**30 if resident else 0)
+    named = augment if augment in AUGMENTS else f"[{augment}]"
+    config = compose_config(["data=shapes", f"data.augment={named}", "data.pipeline=torch"]).data
+    source = sources.load(config)
+    expected, found = (Loader(source.train, config, source, 64, 0, device, [0]) for device in (CPU, CUDA))
+    assert found.pipeline.holds_images == resident
+    expected, found = expected.epoch(0), found.epoch(0)
+    for _ in range(2):
+        plain = next(expected)
+        with gpu.hot():
+            ours = next(found)
+        torch.testing.assert_close(ours.images[0].cpu(), plain.images[0], rtol=0, atol=1e-6)
+        assert ours.labels_B.cpu().equal(plain.labels_B)
 
 
 def test_a_step_that_does_not_wait_for_the_second_stream_is_caught(gpu, monkeypatch):
