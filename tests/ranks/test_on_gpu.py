@@ -18,10 +18,12 @@ from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.trajectories import Trajectories
-from dicedist.config import compose_config
+from dicedist.config import compose_config, names
 from dicedist.config.schema import AUGMENTS, RedundancyConfig
 from dicedist.data import pipeline, sources
 from dicedist.data.pipeline import Loader
+from dicedist.evaluation import evaluator
+from dicedist.evaluation.redundancy import estimate
 from tests.support import tiny
 from tests.support.pretend import (
     CUDA,
@@ -38,6 +40,7 @@ from tests.support.processes import run_ranks
 from tests.support.steps import CASES, CPU, LATE, TRAJECTORIES, batch_at, build_step, configured, share_of, side_for
 
 SIZE, STEPS, B = 3, 2, 9
+NATS = names.validation(names.REDUNDANCY_NATS)
 
 
 def config_of(method, structure, *overrides):
@@ -293,14 +296,28 @@ def assert_same_run(found, expected, step):
 
 
 @pytest.mark.usefixtures("hot_steps")
-def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path):
+def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path, monkeypatch):
     """Loading, validation, checkpoints, the final evaluation and the report too."""
+    devices = []
+
+    def estimated(w, features, labels_N, *given):
+        devices.append((w.network.first_bias.device, labels_N.device))
+        return estimate(w, features, labels_N, *given)
+
+    monkeypatch.setattr(evaluator, "estimate", estimated)
     in_turn = "ensemble.batched=false"  # as on the CPU: twelve steps make rounding visible
     assert tiny.build(tmp_path / "cpu").train_and_evaluate() == []  # nothing is left unsent
     tiny.train(tmp_path / "both", "max_steps=5")
     with PretendGpu() as gpu:
+        devices.clear()
         assert tiny.build(tmp_path / "both", in_turn, device=CUDA).train_and_evaluate() == []
         assert gpu.leaked == []
+    assert len(devices) > 1 and set(devices) == {(CUDA, CUDA)}, "redundancy is estimated on the GPU"
+    found, expected = (
+        {record["step"]: value for record in tiny.records_of(tmp_path / name / "tiny") if (value := record.get(NATS))}
+        for name in ("both", "cpu")
+    )
+    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=2e-3) and expected
     assert_same_run(tmp_path / "both" / "tiny", tmp_path / "cpu" / "tiny", tiny.STEPS)
 
 
