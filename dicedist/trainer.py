@@ -64,17 +64,18 @@ class Trainer:
         refuse_small_batches(job)
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
-        mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
-        self.footprint = footprint(config, method, job.plan, mine, hosts_w, source.num_classes)
+        mine = placement.members_on(world.rank)
         self.teacher = self.load_teacher(job, bool(mine))
         if self.teacher is not None:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
-            self.footprint["teacher"] = self.teacher.bytes
-        refuse_too_large(world.device, self.footprint)
+        refuse_too_large(world.device, self.footprint(job))
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
+        if plan.divided:
+            job = replace(job, placement=placement.divided)
+            self.exchange = connect(config, method, plan, job.placement, world, source.num_classes)
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
@@ -111,6 +112,13 @@ class Trainer:
         if job.config.teacher.run is None or not (has_members or self.world.reports):
             return None
         return Teacher.of(job.config, job.source, self.world.device)
+
+    def footprint(self, job: Job) -> dict[str, int]:
+        """Return the bytes that the parts of this rank need, by kind."""
+        placement, rank = job.placement, self.world.rank
+        mine, hosts_w = placement.members_on(rank), rank in placement.discriminators
+        needed = footprint(job.config, job.method, job.plan, mine, hosts_w, job.source.num_classes)
+        return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
         job, found = self.job, list[Listener]([Recording(self.recorder.ledger)])
@@ -163,7 +171,8 @@ class Trainer:
             self.tracker.say(line)
         if self.loader.pipeline is not None:
             self.tracker.say(self.loader.pipeline.described)
-        announce(self.job, self.world, self.step, self.exchange, self.teacher, self.footprint, left, self.tracker)
+        bytes_needed = self.footprint(self.job)
+        announce(self.job, self.world, self.step, self.exchange, self.teacher, bytes_needed, left, self.tracker)
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 

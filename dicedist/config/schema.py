@@ -194,7 +194,8 @@ class RedundancyConfig(Frozen):
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
     ranks: int | str = key(
-        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
+        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
+        "one, or on GPUs all where a measurement at the start says that this is faster",
         scope=Scope.START,
         default=1,
     )
