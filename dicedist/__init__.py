@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dicedist.algorithm import losses
     from dicedist.algorithm.conditional_redundancy import ConditionalRedundancy
     from dicedist.algorithm.losses import vceb, vib
+    from dicedist.algorithm.objectives import Objective
+    from dicedist.algorithm.probes import Probe
     from dicedist.cluster.distributed_redundancy import DistributedRedundancy
     from dicedist.evaluation.answers import Prediction
     from dicedist.evaluation.ensemble import Ensemble
@@ -28,15 +30,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ConditionalRedundancy", "DistributedRedundancy", "Ensemble", "Prediction", "Run", "fit", "losses", "metrics",
-    "score", "vceb", "vib",
+    "ConditionalRedundancy", "DistributedRedundancy", "Ensemble", "Objective", "Prediction", "Probe", "Run", "fit",
+    "losses", "metrics", "score", "vceb", "vib",
 ]  # fmt: skip
 
 HOMES = {
     "ConditionalRedundancy": "algorithm.conditional_redundancy",
     "DistributedRedundancy": "cluster.distributed_redundancy",
     "Ensemble": "evaluation.ensemble",
+    "Objective": "algorithm.objectives",
     "Prediction": "evaluation.answers",
+    "Probe": "algorithm.probes",
     "Run": "library",
     "fit": "library",
     "score": "library",

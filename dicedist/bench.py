@@ -13,6 +13,7 @@
     python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
     python -m dicedist.bench methods           the step of each method beside independent training
     python -m dicedist.bench recipes           ResNet-18 at 224 pixels beside a bare loop (on a CPU batch_size=16)
+    python -m dicedist.bench heads             heads on a frozen backbone, and 16 of them, beside bare loops
     python -m dicedist.bench checkpoint        what a checkpoint takes from training
     python -m dicedist.bench tracking          what records and MLflow take from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
@@ -51,6 +52,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "evaluate": "evaluate.evaluate",
     "files": "files.files",
     "launches": "launches.launches",
+    "heads": "heads.heads",
     "memory": "discriminator.memory",
     "methods": "costs.method_costs",
     "overlap": "overlap.overlap",
@@ -59,7 +61,8 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "step": "step.step",
     "tracking": "upkeep.tracking",
 }
-COMPARISONS = ("cost", "discriminator", "recipes")  # with what is not ours: each side makes its own process settings
+# With what is not ours: each side makes its own process settings.
+COMPARISONS = ("cost", "discriminator", "heads", "recipes")
 
 
 def run(arguments: Sequence[str]) -> None:

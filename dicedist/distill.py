@@ -46,9 +46,12 @@ def run(arguments: Sequence[str]) -> None:
 def words_for(teacher: "Run", target: str, keys: Sequence[str]) -> list[str]:
     """What the student inherits, and what makes it one, as far as the user's keys do not say otherwise."""
     from dicedist.config.words import word, words_of
+    from dicedist.data.sources import of_run
 
     config = teacher.config()
     given = {key.partition("=")[0] for key in keys}
+    if not {"data", "data.root"} & given:
+        of_run(config.data)  # refuses an address that only the teacher's run names
     groups = ["data."] + ([] if {"recipe", "experiment"} & given else ["epochs", "batch_size", "loss.", "optimizer."])
     groups += ["schedules."] if len(groups) > 1 else []
     inherited = [] if "data" in given else [f"data={config.data.name}"]

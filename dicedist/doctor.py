@@ -4,9 +4,10 @@ Examples:
     python -m dicedist.doctor                                  one rank per GPU, or two without one
     python -m dicedist.doctor --ranks 5 data=cifar10           as many ranks, and the keys of a training
     python -m dicedist.doctor --nodes gpu1,gpu2:29500 --json   also whether other nodes can be reached
+    python -m dicedist.doctor run.remote=s3://bucket/runs      also whether the bucket can be written to
 
 Exit code 0 if nothing failed (warnings are told), 2 otherwise. Nothing is trained or changed; images that a training
-would prepare are prepared.
+would prepare are prepared, and a small file is written to the bucket and removed.
 """
 
 import argparse

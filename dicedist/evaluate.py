@@ -6,7 +6,8 @@ Examples:
     python -m dicedist.evaluate run=runs/NAME average=probabilities folds=5
     python -m dicedist.evaluate run=runs/NAME estimator=fresh          redundancy by a new estimator, to compare runs
     python -m dicedist.evaluate run=runs/NAME ood.sets.mine=photos/    another OOD set; ood.sets.mine=none drops it
-    python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N]
+    python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N],
+                                                                       perhaps with val_logits and val_labels
     torchrun --nproc_per_node=4 -m dicedist.evaluate run=runs/NAME     members dealt over ranks
 """
 
@@ -26,9 +27,10 @@ def run(arguments: Sequence[str]) -> None:
     if (request.run is None) == (request.logits is None):
         raise ValueError("write run=runs/NAME, or logits=FILE.npz")
     # Not above: torch takes seconds, which help and refusals need not.
-    from dicedist.evaluation.saved import evaluate_logits, evaluate_run
+    from dicedist.evaluation.logits import evaluate_logits
+    from dicedist.evaluation.saved import evaluate_run
     from dicedist.evaluation.tables import show
-    from dicedist.reporting.page import write_report
+    from dicedist.reporting.page import write_own_report
     from dicedist.runs.run import Run
     from dicedist.tracking.mirroring import refresh
 
@@ -42,11 +44,11 @@ def run(arguments: Sequence[str]) -> None:
     where, found = evaluate_run(measured, request)
     if found is None:
         return  # another rank reports
-    print(show(found))
+    print(f"{show(found)}\n\nof the members {found['member_ids']} after step {found['step']} of {measured}")
     if where is measured:
-        write_report([measured], measured.report_file)
+        write_own_report(measured)
         refresh(measured)
-    print(f"\ndone: {where.report_file if where is measured else where.result_file}")
+    print(f"done: {where.report_file if where is measured else where.result_file}")
 
 
 if __name__ == "__main__":

@@ -53,12 +53,14 @@ def run(arguments: Sequence[str]) -> None:
         request.images,
         request.network.trusted,
         asked=asdict(request.calibration),
+        which=request.checkpoint,
     )
     output = Path(request.output or source.exported(default_name(ensemble.about.members, request.members, format_)))
     images, described = images_to_check(source, ensemble.about)
     difference = export(ensemble, output, format_, images)
     print(
-        f"wrote {output} ({output.stat().st_size / 1e6:,.1f} MB), members {ensemble.about.members}: "
+        f"wrote {output} ({output.stat().st_size / 1e6:,.1f} MB), members {ensemble.about.members} of step "
+        f"{ensemble.about.step}: "
         f"{f'within {difference:.0e} of' if difference else 'exactly as'} the networks on {described}"
     )
 

@@ -1,25 +1,34 @@
 """Training from Python: `fit` starts the ranks of a training and returns its `Run`; `score` measures any logits."""
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from markupsafe import Markup
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
-from dicedist import metrics
+from dicedist import metrics, trainer
+from dicedist.algorithm.objectives import Objective
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT, EXIT_USER
-from dicedist.config import compose_config
+from dicedist.config import Config, compose_config
+from dicedist.config.literal import in_hydras_words
 from dicedist.config.schema import AVERAGES
+from dicedist.config.targets import LOCAL, hand_over, name_of
+from dicedist.data.given import Given
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
+from dicedist.evaluation.logits import warn_of_probabilities
 from dicedist.evaluation.tables import show
-from dicedist.reporting.page import figures, write_report
+from dicedist.reporting.page import figures, write_own_report, write_report
 from dicedist.reporting.svg import Figure
 from dicedist.runs import run as folder
 from dicedist.runs.run import whole_records
@@ -60,9 +69,11 @@ class Run(folder.Run):
 
     def report(self, output: str | Path | None = None) -> Path:
         """Writes the page of what has been recorded so far, by default the run's report.html, and returns its path."""
-        path = Path(output) if output is not None else self.report_file
-        write_report([self], path)
-        return path
+        if output is None:
+            write_own_report(self)
+            return self.report_file
+        write_report([self], Path(output))
+        return Path(output)
 
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r})"
@@ -73,12 +84,30 @@ class Run(folder.Run):
         return Markup("<b>{}</b><pre>{}</pre>").format(str(self), table)
 
 
-def fit(*overrides: str, nproc: int | str = 1) -> Run:
-    """Trains as `dicedist train` does, in processes of its own, and returns the run; what they print is printed.
+def fit(
+    *overrides: str,
+    model: str | Callable[[], nn.Module] | None = None,
+    train: Any = None,
+    val: Any = None,
+    test: Any = None,
+    method: str | Objective | type[Objective] | None = None,
+    size: int | None = None,
+    epochs: int | None = None,
+    nproc: int | str = 1,
+    **keys: Any,
+) -> Run:
+    """Train an ensemble and return its run. The same call continues a run that was stopped.
 
-    overrides: keys of the command line, as in fit("experiment=quickstart", "ensemble.size=3"). nproc: how many
-    processes to start, or "auto" for one on each GPU. The same call continues a run that was stopped. Ctrl-C (in a
-    notebook: interrupt) stops as in a terminal: a checkpoint is saved first, a second one ends at once.
+    Settings are words of the command line, or your own objects:
+    overrides: as in fit("experiment=quickstart", "ensemble.size=3"); keys: the same as **{"optimizer.lr": 0.01}.
+    model: the name of a network, or a function that returns one member's network, which returns features [B, D].
+    train, test: a Dataset of (input, class), a DataLoader, or arrays (inputs, classes); without `test` a fifth of
+        `train` is the test set. val: the same, or the share of `train` to hold out.
+    method: the name of a method, or a term of your own, which is added to cross-entropy.
+    nproc: processes to start, or "auto" for one on each GPU.
+
+    Objects are trained in this process. With nproc > 1 they are sent to the processes, so that their code must be
+    importable. Strings alone are trained in processes of their own. Ctrl-C saves a checkpoint before it stops.
 
     Examples:
         >>> settings = "data=shapes", "data.train_limit=32", "batch_size=16", "network=resnet8", "ensemble.size=2"
@@ -89,7 +118,90 @@ def fit(*overrides: str, nproc: int | str = 1) -> Run:
     """
     if "RANK" in os.environ:
         raise ValueError("fit starts the ranks itself: call it in a process that torchrun has not started")
-    config = compose_config(overrides)
+    objects = Objects.of(model, train, val, test, method)
+    numbers = {"ensemble.size": size, "epochs": epochs, **keys}
+    words = [
+        *objects.words,
+        *(f"{key}={in_hydras_words(value)}" for key, value in numbers.items() if value is not None),
+    ]
+    config = compose_config([*words, *overrides])
+    if objects.things:
+        train_objects(config, objects, nproc)
+    else:
+        train_in_processes([*words, *overrides], nproc)
+    return Run.of(config)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a caller of `fit` hands over: the words of the config that name the objects, and the objects by name."""
+
+    words: list[str]
+    things: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Any, train: Any, val: Any, test: Any, method: Any) -> Self:
+        words, things = [], {}
+        for group, given in (("network", model), ("method", method)):
+            if isinstance(given, str):
+                words.append(f"{group}={given}")
+            elif given is not None:
+                name = name_of(given)
+                things[name] = given
+                words += [f"{group}._target_={name}", f"{group}.trusted=true"]
+        if model is not None and not isinstance(model, str):
+            words.append(f"network.name={words[0].rpartition('.')[2].rpartition(':')[2]}")
+        if method is not None and not isinstance(method, str):
+            words.append("method=ind")
+        if train is None:
+            if val is not None or test is not None:
+                raise ValueError("val= and test= come with train=: give the training set, too")
+            return cls(words, things)
+        is_share = isinstance(val, float)
+        given = Given(train, None if is_share else val, test)
+        things[f"{LOCAL}data"] = given
+        words += ["data=own", f"data._target_={LOCAL}data", "data.trusted=true"]
+        words += [f"data.val_fraction={val}"] if is_share else ["data.split=given"] if val is not None else []
+        words += [f"data.size={side}"] if (side := given.side()) is not None else []
+        return cls(words, things)
+
+    def hand_over(self) -> None:
+        for name, thing in self.things.items():
+            hand_over(thing, name)
+
+
+def train_objects(config: Config, objects: Objects, nproc: int | str) -> None:
+    """Train in this process, or in processes that receive the objects."""
+    if nproc == 1:
+        objects.hand_over()
+        trainer.train(config)
+        return
+    processes = torch.cuda.device_count() if nproc == "auto" else int(nproc)
+    try:
+        pickle.dumps(objects)
+    except Exception as error:
+        raise ValueError(
+            f"nproc={nproc} needs objects whose code other processes can import ({error}): use 1"
+        ) from error
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        torch.multiprocessing.spawn(as_rank, (processes, port, config, objects), processes)
+    except torch.multiprocessing.ProcessRaisedException as error:
+        kind, _, reason = str(error).strip().splitlines()[-1].partition(": ")
+        raise (ValueError if kind == "ValueError" else RuntimeError)(reason or kind) from None
+
+
+def as_rank(rank: int, processes: int, port: int, config: Config, objects: Objects) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    objects.hand_over()
+    trainer.train(config)
+
+
+def train_in_processes(overrides: Sequence[str], nproc: int | str) -> None:
+    """Run `dicedist train`, and print what it prints."""
     command = [sys.executable, "-m", "dicedist", "train", *overrides, "--nproc", str(nproc)]
     if not sys.executable:
         raise ValueError("this Python does not know its own program, so no process can be started: run dicedist train")
@@ -108,7 +220,6 @@ def fit(*overrides: str, nproc: int | str = 1) -> Run:
         raise RuntimeError(f"{last}: the same call continues the run")
     if code not in (0, EXIT_UNSENT):
         raise RuntimeError(last or f"training ended with exit code {code}")
-    return Run.of(config)
 
 
 def shown(process: "subprocess.Popen[str]") -> tuple[str, bool]:
@@ -148,4 +259,5 @@ def score(
         raise ValueError(f"logits [M, N, K] and labels [N] must be numbers ({error})") from error
     if given[1].is_floating_point() or given[1].dtype == torch.bool:
         raise ValueError(f"labels are {given[1].dtype}: give whole numbers from 0")
+    warn_of_probabilities(given[0])
     return metrics.full_measures(given[0].float(), given[1].long(), average, folds)

@@ -1,14 +1,16 @@
-"""Send a run's records to MLflow: training starts this beside itself, and by hand it sends what a server missed.
+"""Send a run to a tracker: training starts this beside itself, and by hand it sends what a server missed.
 
 Examples:
     python -m dicedist.mirror runs/NAME                                     to $MLFLOW_TRACKING_URI, or ./mlflow.db
-    python -m dicedist.mirror runs/NAME tracking.uri=http://HOST:5000       to another server
+    python -m dicedist.mirror runs/NAME tracking.uri=http://HOST:5000       to another server of MLflow
+    python -m dicedist.mirror runs/NAME tracking=tensorboard                to an event file in the run's folder
+    python -m dicedist.mirror runs/NAME tracking=wandb                      to Weights & Biases
     python -m dicedist.mirror runs/NAME network.trusted=true                may import the run's own network
 
-It only reads the run's folder, and brings MLflow to what the folder says, whenever it is run: a slow or dead server
-costs training nothing, and a training that was killed is marked as failed. How much was received is kept in
-mirror.json, so a run that resumes continues the same MLflow run and sends no line twice. The exit code is 0 if MLflow
-has received everything.
+It only reads the records and results of the run, and brings the tracker to what they say, whenever it is run: a slow or
+dead server costs training nothing, and a training that was killed is marked as failed. How much was received is kept in
+mirror.json, so a run that resumes continues the same run in the tracker and sends no line twice. The exit code is 0 if
+the tracker has received everything.
 """
 
 import logging
@@ -21,50 +23,61 @@ from dataclasses import replace
 from dicedist.cluster.process import command
 from dicedist.config import nearest
 from dicedist.config.extras import require
+from dicedist.config.schema import TRACKERS
 
-SETTINGS = ("tracking.uri", "network.trusted")
+SETTINGS = ("tracking", "tracking.uri", "network.trusted")
 
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    words = [word for word in arguments if not word.startswith("-")]
-    settings = dict(word.split("=", 1) for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS)))
-    names = [word for word in words if word.partition("=")[0] not in settings]
-    names = [name.removeprefix("run=") for name in names]
-    if unknown := [name for name in names if re.match(r"[\w.]+=", name)]:
-        raise ValueError(f"{unknown[0]}: there is no such key{nearest(unknown[0].partition('=')[0], SETTINGS)}")
-    if len(names) != 1:
-        raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
-    require("mlflow", "dicedist mirror")
+    name, settings = parse(arguments)
+    tracker = settings.get("tracking", "mlflow")
+    require(tracker, "dicedist mirror")
     from dicedist.runs.lock import locked  # not above: torch takes seconds, which help and refusals need not
     from dicedist.runs.run import Run
-    from dicedist.tracking.mlflow.mirror import Mirror
+    from dicedist.tracking.mirror import Mirror, destination_of
     from dicedist.tracking.mlflow.store import chosen_store, refuse_another_store
 
-    sent, follow = Run.open(names[0]), "--follow" in arguments
-    uri = chosen_store(settings.get("tracking.uri"))
+    sent, follow = Run.open(name), "--follow" in arguments
     if follow:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # it ends after training does
         os.nice(10)
-    elif "tracking.uri" not in settings:
-        refuse_another_store(sent, uri)
+    elif tracker == "mlflow" and "tracking.uri" not in settings:
+        refuse_another_store(sent, chosen_store(None))
     config = sent.config()
-    trusted = replace(config.network, trusted=settings.get("network.trusted") == "true")
-    config = replace(config, network=trusted)
+    network = replace(config.network, trusted=settings.get("network.trusted") == "true")
+    tracking = replace(config.tracking, uri=settings.get("tracking.uri"))  # a run's folder never chooses the server
+    config = replace(config, network=network, tracking=tracking)
     # A restarted training may come back before the mirror of its last attempt has ended: its own mirror waits.
-    with locked(sent.mirror_lock_file, None if follow else f"the records of {sent} are being sent already"):
-        mirror = Mirror(sent, config, uri)
+    with locked(sent.mirror_lock_file(tracker), None if follow else f"the records of {sent} are being sent already"):
+        destination = destination_of(tracker, sent, config)
+        mirror = Mirror(destination)
         if follow:
             mirror.follow()
         received = mirror.finish()
+    title = destination.title
     if not received:
-        again = f"python -m dicedist.mirror {sent}" + (f" tracking.uri={mirror.shown}" if settings else "")
-        raise ValueError(f"MLflow has not received all of {sent}; `{again}` sends the rest")
+        raise ValueError(f"{title} has not received all of {sent}; `{destination.remedy}` sends the rest")
     if not follow:
-        print(f"{sent} is in MLflow at {mirror.shown}: {sent.ending()}, run {mirror.state['run_id']}")
+        run_id = f", run {mirror.state['run_id']}" if mirror.state["run_id"] else ""
+        print(f"{sent} is in {title} at {destination.shown}: {sent.ending()}{run_id}")
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the name of the run and the settings; ValueError if one of them is wrong."""
+    words = [word for word in arguments if not word.startswith("-")]
+    settings = dict(word.split("=", 1) for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS)))
+    names = [word.removeprefix("run=") for word in words if word.partition("=")[0] not in settings]
+    if unknown := [name for name in names if re.match(r"[\w.]+=", name)]:
+        raise ValueError(f"{unknown[0]}: there is no such key{nearest(unknown[0].partition('=')[0], SETTINGS)}")
+    if len(names) != 1:
+        raise ValueError("name one run to send: python -m dicedist.mirror runs/NAME [tracking.uri=URI]")
+    if (tracker := settings.get("tracking", "mlflow")) not in TRACKERS:
+        raise ValueError(f"tracking={tracker}: write one of {', '.join(TRACKERS)}")
+    return names[0], settings
 
 
 if __name__ == "__main__":

@@ -21,18 +21,16 @@ A file whose name looks like key=value is written ./key=value.
 """
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from dicedist.cluster.process import command, tune_malloc
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import PredictRequest
-from dicedist.console.lines import plural
+from dicedist.console.lines import note, plural
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 
@@ -48,27 +46,43 @@ def run(arguments: Sequence[str]) -> None:
     from dicedist.cluster.devices import device_named
     from dicedist.evaluation.about import VECTORS
     from dicedist.evaluation.loading import load_ensemble
-    from dicedist.evaluation.prediction import Table, files_named, predict, predict_vectors, vectors_in, write
+    from dicedist.evaluation.prediction import (
+        Table,
+        files_named,
+        json_line,
+        predict,
+        predict_vectors,
+        vectors_in,
+        write,
+    )
     from dicedist.runs.run import Run
 
     device = device_named(request.device)
     paths = files_named([word for word in arguments if not SETTING.match(word)])
     source = Run.open(request.run)
     ensemble = load_ensemble(
-        source, request.members, request.average, trusted=request.network.trusted, asked=asdict(request.calibration)
+        source,
+        request.members,
+        request.average,
+        trusted=request.network.trusted,
+        asked=asdict(request.calibration),
+        which=request.checkpoint,
     )
+    note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
     tune_malloc()
     noun = "vector" if ensemble.about.images == VECTORS else "image"
     if noun == "vector":
-        paths, vectors_NV = vectors_in(paths, source.config().data.label_column)
+        paths, vectors_NV = vectors_in(paths, source.config().data.label_column, ensemble.about.columns)
         rows = predict_vectors(ensemble.to(device), paths, vectors_NV, request.batch_size)
     else:
         rows = predict(ensemble.to(device), paths, request.batch_size)
     if request.output:
         Path(request.output).parent.mkdir(parents=True, exist_ok=True)
-    with open(request.output, "w") if request.output else contextlib.nullcontext(sys.stdout) as stream:
+    with (
+        open(request.output, "w", encoding="utf-8") if request.output else contextlib.nullcontext(sys.stdout) as stream
+    ):
         if request.format == "jsonl":
-            predicted = write(rows, len(paths), partial(json.dumps, ensure_ascii=False), stream)
+            predicted = write(rows, len(paths), json_line, stream)
         else:
             table = Table(paths, ensemble.about.class_names, ensemble.about.calibration is not None)
             print(table.header, file=stream)

@@ -31,7 +31,8 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError("name the runs to report: python -m dicedist.report runs/A runs/B ... [output=report.html]")
     from dicedist.evaluation.saved import evaluate_run  # not above: torch takes seconds, which help need not
     from dicedist.reporting.page import write_report
-    from dicedist.runs.run import Results, Run
+    from dicedist.runs.results import Results
+    from dicedist.runs.run import Run
 
     output = Path(outputs[-1]) if outputs else unused(Results(".").report_file)
     opened = [one for name in runs for one in Run.open_all(name)]

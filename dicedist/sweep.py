@@ -13,6 +13,8 @@ or on another machine that sees the folder, helps it.
 """
 
 import argparse
+import csv
+import io
 import itertools
 import re
 from collections.abc import Sequence
@@ -27,9 +29,10 @@ from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, Measure
 from dicedist.reporting.page import write_report
+from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job, num_devices, of_one_size, ranks_for
 from dicedist.runs.queue import Queue
-from dicedist.runs.run import Results
+from dicedist.runs.results import Results
 from dicedist.studies.objectives import objectives_of
 from dicedist.studies.outcome import conclude
 from dicedist.studies.search import Plan, Search
@@ -44,6 +47,7 @@ COLUMNS: list[tuple[str, str, Measure]] = [  # title, part of a result, measure;
     *(("tempered ", "ensemble_tempered", measure) for measure in UNCERTAINTY),
     *(("", "diversity", measure) for measure in DIVERSITY if measure.summary),
 ]
+PARTS = ("validation", "ensemble", "ensemble_tempered", "members", "diversity", "uncertainty")  # for results.csv
 UNFIT = re.compile(r"[^\w.+-]+")  # for the name of a folder
 
 
@@ -56,11 +60,11 @@ def run(arguments: Sequence[str]) -> None:
     swept, jobs = combinations(options.overrides, directory, options.name)
     if not jobs:
         raise ValueError("a range without a number gives no run: write range(0,3) for 0, 1 and 2")
-    jobs, size = of_one_size(jobs, options.nproc)  # reads every config: a misspelt key ends it before the first job
+    # This reads every config: a misspelled key ends the sweep before the first job.
+    ranks = options.nproc or max(ranks_for(job.config) for job in jobs)
+    jobs, size = of_one_size(jobs, ranks)
     if size is not None:
         say(f"ensemble.size=auto would differ between these runs: {size} members in each, so that they compare")
-    most = max(ranks_for(job.config) for job in jobs)
-    ranks = options.nproc or most
     at_once = options.at_once or max(1, num_devices() // ranks)
     directory.mkdir(parents=True, exist_ok=True)
     say(
@@ -73,11 +77,13 @@ def run(arguments: Sequence[str]) -> None:
         failed = Queue(jobs, ranks, at_once, directory).run()
     finally:
         say(f"\n{results(swept, jobs)}")
+        figures = directory / "results.csv"
+        replace_text(figures, as_csv(swept, jobs))
     finished = [job.run for job in jobs if job.result is not None]
     if finished:
         page = Results(directory).report_file
         write_report(finished, page)
-        say(f"done: {page}")
+        say(f"done: {page}, {figures}")
     if failed:
         raise ValueError(
             f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again, "
@@ -159,16 +165,35 @@ def results(swept: Sequence[str], jobs: Sequence[Job]) -> str:
     rows: list[list[Any]] = []
     for job in jobs:
         values = dict(override.split("=", 1) for override in job.overrides)
-        result = job.result
         figures: list[Any] = [None] * len(COLUMNS)
-        if result is not None:
-            found = {
-                **result,
-                "validation": {ACCURACY.name: job.run.last_validation(names.record(names.ENSEMBLE, ACCURACY.name))},
-            }
+        if (found := found_by(job)) is not None:
             figures = [measure.in_unit(found[part][measure.name]) for _, part, measure in COLUMNS]
         rows.append([*(values[key] for key in swept), *figures])
     return table([*swept, *(f"{title}{measure.heading}" for title, _, measure in COLUMNS)], rows)
+
+
+def found_by(job: Job) -> dict[str, Any] | None:
+    """Return the results of a finished run, with its last validation as another part; None if it is not finished."""
+    validated = names.record(names.ENSEMBLE, ACCURACY.name)
+    result = job.result
+    return None if result is None else {**result, "validation": {ACCURACY.name: job.run.last_validation(validated)}}
+
+
+def as_csv(swept: Sequence[str], jobs: Sequence[Job]) -> str:
+    """Return a row for each run: its name, folder and values, and every figure of the parts of its results."""
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        values = dict(override.split("=", 1) for override in job.overrides)
+        row: dict[str, Any] = {"run": job.name, "folder": str(job.run), **{key: values[key] for key in swept}}
+        if (found := found_by(job)) is not None:
+            figures = ((f"{part}/{name}", value) for part in PARTS for name, value in found.get(part, {}).items())
+            row |= {key: value for key, value in figures if isinstance(value, int | float)}
+        rows.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 if __name__ == "__main__":

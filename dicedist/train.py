@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> None:
     if unknown := [word for word in overrides if word.startswith("-")]:
         raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
     config = compose_config(overrides)
-    if config.tracking.to == "mlflow":
-        require("mlflow", "tracking=mlflow", "tracking=none")
+    for tracker in config.tracking.trackers:
+        require(tracker, f"tracking={tracker}", "tracking=none")
     is_rank = "RANK" in os.environ  # torchrun has started the processes
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
     if processes > 1:
@@ -66,7 +66,7 @@ def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
 
     size = ensemble_size(config)
     fixed = [] if isinstance(size, int) else [f"ensemble.size={DEFAULT_SIZE}"]
-    needs_w = Method(config.method).counterpart is not None
+    needs_w = Method.to_train(config.method).counterpart is not None
     members = DEFAULT_SIZE if fixed else int(size)
     parts = ranks_of(members, needs_w, config.ensemble.replicas, config.redundancy.ranks)
     return max(1, min(torch.cuda.device_count(), parts)), fixed

@@ -20,15 +20,19 @@ from dicedist.cluster.devices import make_deterministic, refuse_too_large
 from dicedist.cluster.process import Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
+from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
 from dicedist.evaluation.tables import show
 from dicedist.evaluation.teacher import Teacher
-from dicedist.reporting.page import write_report
+from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
 from dicedist.runs.lock import run_lock
+from dicedist.runs.pretrained import read_once
+from dicedist.runs.results import origin
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
+from dicedist.tracking.mirroring import command_for
 from dicedist.tracking.trace import Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
 from dicedist.training.announcement import announce
@@ -36,7 +40,8 @@ from dicedist.training.auto import resolve_auto
 from dicedist.training.job import Job, prepare, refuse_small_batches
 from dicedist.training.listeners import FollowingTrajectories, Listener, Recording, Tracing, WeighingMembers
 from dicedist.training.recorder import Recorder
-from dicedist.training.resuming import begin_or_resume
+from dicedist.training.resuming import begin_or_resume, restore
+from dicedist.training.selection import Selection
 from dicedist.training.share import Share
 from dicedist.training.validation import Validation
 
@@ -61,6 +66,7 @@ def train(config: Config) -> None:
 
 class Trainer:
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
+        # 1. Refuse what does not fit. No process group exists yet, so no rank waits for another.
         refuse_small_batches(job)
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
@@ -69,20 +75,35 @@ class Trainer:
         if self.teacher is not None:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
         refuse_too_large(world.device, self.footprint(job))
+        # 2. Connect. From here on all ranks make the same calls in the same order.
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
+        # 3. Resolve `auto` settings. They change the plan, so they come before the parts are built.
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
         if plan.divided:
             job = replace(job, placement=placement.divided)
             self.exchange = connect(config, method, plan, job.placement, world, source.num_classes)
+        # 4. Build the parts, then restore them. A checkpoint may replace the plan once more.
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
-        self.job, self.done, self.run = replace(job, plan=state.plan), state.done, job.run
+        source = read_once(source, config, plan, self.hosted.frozen.module if self.hosted.frozen else None)
+        self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
+        if config.resuming.step == self.done:
+            self.uploads.go_back(self.done)
+        # 5. Build what surrounds the loop.
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
-            source.train, config.data, source, config.batch_size, config.seed, world.device, mine, *replicas
+            source.train,
+            config.data,
+            source,
+            config.batch_size,
+            config.seed,
+            world.device,
+            mine,
+            *replicas,
+            config.loss.mixes,
         )
         self.tracker = (
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
@@ -103,9 +124,11 @@ class Trainer:
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
         self.validation = Validation(self.share)
-        self.listeners = self.build_listeners(saver)
+        self.selection = Selection(config, self.control, self.tracker, self.recorder)
+        self.listeners = [*self.build_listeners(saver), self.selection]
+        self.sees_folder = state.sees_folder
         self.stopping = False
-        self.asked: Callable[[], int] = lambda: False  # any rank was asked to stop before the last step
+        self.stop_requested: Callable[[], int] = lambda: 0  # waits for the flags that the previous step sent
 
     def load_teacher(self, job: Job, has_members: bool) -> Teacher | None:
         """Load the teacher on ranks that host members, and on rank 0, which records its digest."""
@@ -135,17 +158,22 @@ class Trainer:
         return self.job.extent.total_steps
 
     @property
+    def step_to_evaluate(self) -> int:
+        """The step of the best validation with checkpoint.best, else the last one; on rank 0."""
+        return self.recorder.best["step"] if self.recorder.best else self.done
+
+    @property
     def validation_due(self) -> bool:
         return self.validation.due(self.done, self.recorder.validated)
 
     def train_and_evaluate(self) -> list[str]:
         """Return, on rank 0, the destinations that did not receive the results, with the command that sends them."""
-        left = self.total_steps - self.done
-        result = self.run.result(self.done) if left <= 0 and self.world.reports else None
+        left = 0 if self.selection.over else self.total_steps - self.done
+        result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
         if self.control.agree(result is not None):
-            return self.unsent(True)
+            return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
             if left > 0:
@@ -162,7 +190,7 @@ class Trainer:
                 self.run.stopped_file.touch()
             self.tracker.close(finished=False)
             raise
-        unsent = self.unsent(self.tracker.close(finished=True))
+        unsent = self.finish_sending(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
         return unsent
 
@@ -176,9 +204,12 @@ class Trainer:
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 
-    def unsent(self, mirrored: bool) -> list[str]:
-        by_hand = f"`python -m dicedist.mirror {self.run}` sends it"
-        lines = [] if mirrored else [f"MLflow has not received all of it; {by_hand}"]
+    def finish_sending(self, trackers: list[str]) -> list[str]:
+        """Wait for uploads; return a line for each destination that lacks results. trackers: those that lack some."""
+        lines = [
+            f"{TRACKERS[tracker]} has not received all of it; `{command_for(self.run, tracker)}` sends it"
+            for tracker in trackers
+        ]
         if not self.uploads.finish():
             lines.append(f"{self.job.config.run.remote} has not received all of it; the same command sends it")
         return lines
@@ -186,12 +217,14 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
         with signals.deferred():
-            while not self.stopping and (self.validation_due or self.done < self.total_steps):
+            while (
+                not self.stopping and not self.selection.over and (self.validation_due or self.done < self.total_steps)
+            ):
                 self.validate() if self.validation_due else self.train_epoch()
             heartbeat.starts(False)
             for listener in self.listeners:
                 listener.finish(self.stopping)
-            safe = self.recorder.save_now(self.done)
+            safe = self.recorder.save_now(self.done, is_last=not self.stopping)
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
@@ -212,8 +245,9 @@ class Trainer:
             self.done += 1
             for listener in self.listeners:
                 listener.after_step(self.done, outcome)
-            self.stopping = bool(self.asked())
-            self.asked = self.control.agree_later(signals.asked())  # read a step later: no rank waits for it
+            self.stopping = bool(self.stop_requested())
+            # Sent now and read after the next step: no rank waits, and all ranks stop after the same step.
+            self.stop_requested = self.control.agree_later(signals.asked())
             last = self.done == self.total_steps
             every = (config.log.every_steps, config.checkpoint.every_steps, steps_per_epoch)
             if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):
@@ -228,24 +262,29 @@ class Trainer:
         self.stopping, logits_MNK = self.validation(self.done)
         if self.stopping:
             return
+        self.recorder.validated = self.done
         for listener in self.listeners:
             listener.after_epoch(self.done, logits_MNK)
-        self.recorder.validated = self.done
         self.recorder.sync(self.done, self.validation_due)
 
+    @heartbeat.computing()
     def evaluate(self) -> None:
-        """Measure the last weights, never the best on test (docs/choices.md, 20)."""
+        """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None
         if not config.evaluate.test:
             if self.world.reports:
-                write_report([self.run], self.run.report_file)
+                write_own_report(self.run)
             return
+        step = int(self.control.tell({"step": self.step_to_evaluate})["step"])
+        if step != self.done:
+            restore(self.job, self.world, self.hosted, self.hosted.parts, step, self.sees_folder)
         if self.world.reports:
-            path, needed = checkpoint.path_of(self.run.checkpoints, self.done), ["discriminator", "fusion", "shared"]
+            path, needed = checkpoint.path_of(self.run.checkpoints, step), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
-        evaluator = self.share.evaluator_of_predictors(self.done, found)
+        evaluator = self.share.evaluator_of_predictors(step, found)
         with signals.interruptible():  # everything is saved: nothing is lost by ending at once
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
-            if findings is not None:
-                self.tracker.say(show(findings.save(self.run)))
-                write_report([self.run], self.run.report_file)
+            if findings is not None and found is not None:
+                findings.result |= origin(config, found)
+                self.tracker.say(show(findings.save(self.run)[1]))
+                write_own_report(self.run)

@@ -22,7 +22,8 @@ from tests.support import CHECKOUT
 from tests.support.steps import CASES, TRAJECTORIES
 
 BASE = [
-    "data=shapes", "data.train_limit=96", "data.pipeline=torch", "batch_size=16", "network=resnet8", "ensemble.size=3",
+    "data=shapes", "data.train_limit=96", "data.val_limit=null", "data.pipeline=torch", "batch_size=16",
+    "network=resnet8", "ensemble.size=3",
     "epochs=2", "log.every_steps=2", "evaluate.every_epochs=1", "tracking=none", "schedules.ramp_up=1",
     "bottleneck.log_beta=[[0,3]]",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ Legend: B inputs, C colors, H rows, W columns, V values of a vector.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from torch import Tensor
@@ -17,15 +17,32 @@ class Batch:
     epoch: int
     step_in_epoch: int
     size: int  # of the whole batch
-    rows: slice  # the rows on this rank: all of them, or the share of a replica
+    rows: slice  # of the whole batch that this rank trains on: all of them, or the share of a replica
     indices_B: Tensor  # positions in the data split, on the CPU
     labels_B: Tensor
     checksum: int  # of the whole batch
     images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]: one for all members, each, or none
+    margin: tuple[int, int] = (0, 0)  # inputs before and after `rows`: the partners that mixing needs, until trimmed
+
+    @property
+    def fraction(self) -> float:
+        """The share of the whole batch that this rank sees."""
+        return len(self.labels_B) / self.size
 
     @property
     def key(self) -> StepKey:
         return self.epoch, self.step_in_epoch
+
+    @property
+    def kept(self) -> slice:
+        """The inputs at hand without the margin."""
+        before, after = self.margin
+        return slice(before, len(self.labels_B) - after)
+
+    def trimmed(self) -> Self:
+        """Return the batch without the margin."""
+        kept, images = self.kept, [view[self.kept] for view in self.images]
+        return replace(self, indices_B=self.indices_B[kept], labels_B=self.labels_B[kept], images=images, margin=(0, 0))
 
 
 class Views:
@@ -52,3 +69,8 @@ def share(batch: int, replicas: int, replica: int) -> slice:
     each, extra = divmod(batch, replicas)
     first = replica * each + min(replica, extra)
     return slice(first, first + each + (replica < extra))
+
+
+def paired(rows: slice, batch: int) -> slice:
+    """Return the rows, widened to whole pairs of neighbors (0 and 1, 2 and 3, ...) of the batch."""
+    return slice(rows.start - rows.start % 2, min(rows.stop + rows.stop % 2, batch))

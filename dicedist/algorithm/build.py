@@ -66,7 +66,7 @@ def build_step(
         config.seed,
     )
     encoders = build_encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
-    loss = Loss.of(config.loss, config.seed, extent.class_counts, exchange.device)
+    loss = Loss.of(config.loss, config.seed, plan.input_shape, extent.class_counts, exchange.device)
     return Step(method, hosted, exchange, encoders, schedules, loss), paths
 
 
@@ -109,9 +109,11 @@ def build_hosted(
     """Build the parts of a rank that hosts these members, and perhaps the discriminator."""
     every = sizes(config, method, plan, num_classes)
     own = {member: member_part(config, method, plan, member, every, device) for member in members}
-    trunk, shared = None, None
+    trunk, shared, frozen = None, None, None
     if members:
-        if config.structure == "branch":
+        if config.network.freezes_trunk:
+            frozen = replace(build_trunk(config, plan, device), average=None)
+        elif config.structure == "branch":
             trunk = build_trunk(config, plan, device)
         if (module := build_shared(config, method, plan, num_classes)) is not None:
             shared = learner("shared", module, config, device)
@@ -121,7 +123,7 @@ def build_hosted(
         module = build_counterpart(config, method, plan, num_classes).to(device)
         average = MovingAverage(followed(module), DECAY_OF_W) if method.estimator else None
         discriminator = Part(method.counterpart.part, module, module.build_optimizer(), average)
-    return Hosted(own, trunk, shared, discriminator, Precision(config.precision, device))
+    return Hosted(own, trunk, shared, discriminator, Precision(config.precision, device), frozen)
 
 
 def member_part(
@@ -200,6 +202,14 @@ def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: i
 def feature_dims(config: Config, plan: Plan) -> list[int]:
     """Return D of every member, including those on other ranks."""
     return [network.feature_dim for network in weightless(config, plan)]
+
+
+def read_shape(config: Config, plan: Plan) -> tuple[int, ...]:
+    """Return the shape of one input as steps have it: of an image or a vector, or of a frozen trunk's output."""
+    if not config.network.freezes_trunk:
+        return plan.input_shape
+    inputs = torch.empty(2, *plan.input_shape, device="meta")
+    return tuple(weightless(config, plan)[0].eval().trunk(inputs).shape[1:])
 
 
 def sizes(config: Config, method: Method, plan: Plan, num_classes: int) -> list[Sizes]:

@@ -43,7 +43,8 @@ def check_members(config: Config, method: Method, plan: Plan, num_hosts: int, nu
         raise ValueError(reason)
     if config.teacher.run is not None and TeacherLogits not in method.probes:
         raise ValueError(f"teacher.run={config.teacher.run}: method={method.name} has no teacher, write method=distill")
-    shares_parameters = branch or method.shared(members, num_classes=1) is not None
+    trains_trunk = branch and not config.network.freezes_trunk
+    shares_parameters = trains_trunk or method.shared(members, num_classes=1) is not None
     if config.precision == "fp16" and num_hosts > 1 and shares_parameters:
         raise ValueError(
             "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
@@ -89,7 +90,7 @@ def check_trajectory(config: Config) -> None:
     kind, name = trajectories.build(config.trajectory), config.trajectory["kind"]
     if kind is None:
         return
-    if [*config.method.terms] != ["cross_entropy"]:
+    if [*config.method.terms] != ["cross_entropy"] or config.method.targets:
         raise ValueError(f"trajectory.kind={name} follows cross-entropy alone: write method={name}")
     for given, instead in (
         (config.structure != "net", "structure=net"),
@@ -98,6 +99,8 @@ def check_trajectory(config: Config) -> None:
         (bool(config.compile), "compile=false"),
         (config.optimizer.accumulate > 1, "optimizer.accumulate=1"),
         (config.optimizer.ema is not None, "optimizer.ema=null"),
+        (kind.plain_sgd and config.optimizer.name != "sgd", "optimizer.name=sgd"),
+        (kind.plain_sgd and config.optimizer.momentum != 0, "optimizer.momentum=0"),
         (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
     ):
         if given:

@@ -38,18 +38,18 @@ NOTHING = torch.empty(0)
 class PairClassifier(nn.Module):
     """The network of w. Unconditional redundancy uses it with a single class and no embedding."""
 
-    def __init__(self, num_members: int, feature_dim: int, num_classes: int):
+    def __init__(self, num_members: int, feature_dim: int, num_classes: int, hidden: int = HIDDEN):
         super().__init__()
         embedding = EMBEDDING if num_classes > 1 else 0
-        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, HIDDEN))
+        self.slots_MDH = nn.Parameter(torch.empty(num_members, feature_dim, hidden))
         self.embedding_KE = nn.Parameter(torch.empty(num_classes, embedding))
-        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
-        self.first_bias = nn.Parameter(torch.empty(HIDDEN))
-        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, HIDDEN))
-        self.second = nn.Linear(HIDDEN, HIDDEN)
-        self.third = nn.Linear(HIDDEN, LAST)
+        self.embedding_first_EH = nn.Parameter(torch.empty(embedding, hidden))
+        self.first_bias = nn.Parameter(torch.empty(hidden))
+        self.embedding_second_EH = nn.Parameter(torch.empty(embedding, hidden))
+        self.second = nn.Linear(hidden, hidden)
+        self.third = nn.Linear(hidden, LAST)
         self.last = nn.Linear(LAST, num_classes)
-        self.initialise(num_members * feature_dim + embedding, HIDDEN + embedding)
+        self.initialise(num_members * feature_dim + embedding, hidden + embedding)
 
     def initialise(self, first_inputs: int, second_inputs: int) -> None:
         """Draws weights as torch.nn.Linear and Embedding would for the literal layers."""
@@ -144,7 +144,7 @@ class Discriminator(Adversary):
         self.config, self.seed, self.conditional = config, seed, conditional
         self.num_members, self.num_classes = num_members, num_classes if conditional else 1
         self.delta = config.delta_for(num_members)
-        self.network = PairClassifier(num_members, feature_dim, self.num_classes)
+        self.network = PairClassifier(num_members, feature_dim, self.num_classes, config.width)
         self.memory = ClassMemory(num_members, feature_dim, self.num_classes, config.memory)
         self.tables: dict[int, PairTable] = {}  # of all pairs, by product pairs per joint pair
         self.recorded: Recorded | None = None  # the learning as a CUDA graph

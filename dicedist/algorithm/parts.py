@@ -97,6 +97,7 @@ class Hosted:
     shared: Part | None  # the method's shared modules: a gate, an attention
     discriminator: Part | None  # the counterpart of all members: w, or what a method has in its place
     precision: Precision
+    frozen: Part | None = None  # a trunk that is never trained: saved with the others, but not run in a step
 
     @property
     def parts(self) -> list[Part]:
@@ -110,8 +111,8 @@ class Hosted:
 
     @property
     def common(self) -> list[Part]:
-        """The parts that all members train together, replicated on every rank that hosts members."""
-        return [part for part in (self.trunk, self.shared) if part is not None]
+        """The parts of all members together, replicated on every rank that hosts members."""
+        return [part for part in (self.trunk, self.shared, self.frozen) if part is not None]
 
     @property
     def common_parameters(self) -> list[nn.Parameter]:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """The default does nothing: override the places that matter."""
+    """The default does nothing: override the places that matter.
+
+    Examples:
+        >>> class Brightness(Probe):
+        ...     def on_encodings(self, encodings, images):
+        ...         for member, own in encodings.items():
+        ...             own.probed["brightness"] = images[member].mean((1, 2, 3))
+        >>> Brightness.keeps  # the outputs of networks that it reads
+        ()
+    """
 
     keeps: ClassVar[tuple[str, ...]] = ()  # outputs of the network that encodings keep: "trunk", "map"
 

@@ -4,18 +4,18 @@
                        gather              scatter
     w                    └── gradients of w ──┘── learn: num_steps steps, class memory ...
 
-The discriminator w first returns gradients, computed with its weights from the previous step, and learns afterwards
-(the paper's order). On a rank of its own it learns while the members run backward and the next forward; on a GPU with
-members, on a second stream while they run backward; on a CPU with members, before that. Methods that work on
-predictions have no w: the gather brings each member the predictions of its peers. Any other counterpart of all members
-may stand in the place of w, a fusion for example.
+The counterpart is the part that reads all members at once. In DICE it is the discriminator, w in the paper; ffl has a
+fusion, and methods that work on predictions have none: the gather then brings each member the predictions of its peers.
+w first returns gradients, computed with its weights from the previous step, and learns afterwards (the paper's order).
+On a rank of its own it learns while the members run backward and the next forward; on a GPU with members, on a second
+stream while they run backward; on a CPU with members, before that.
 
-dicedist.cluster.assembly builds the step of a rank, and the trainer calls it once per batch on every rank. In a single
-process all parts are hosted here, and gather and scatter only hand tensors over.
+dicedist.algorithm.build.build_step builds the step of a rank; the trainer calls it once per batch on every rank. In a
+single process all parts are hosted here, and gather and scatter only hand tensors over.
 
-Words: fields are what a member sends (means, scales, logits ...); answers are what w sends back; a View is what the
-terms of the loss see of one member; `now` holds the values of all schedules at this step; values are named scalars for
-the records; a replica is one of several ranks that train the same member, each on its share of the batch.
+Words: fields are what a member sends (means, scales, logits ...); answers are what the counterpart sends back; a View
+is what the terms of the loss see of one member; `now` holds the values of all schedules at this step; values are named
+scalars for the records; a replica is one of several ranks that train the same member, each on its share of the batch.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -65,9 +65,9 @@ class Step:
         self.side = SideStream(self.device, overlaps=hosted.w is not None and bool(hosted.members))
 
     def __call__(self, batch: Batch) -> Outcome:
-        """All ranks call; gather, scatter and the sum inside `descend` are where they meet.
+        """Run one step. All ranks call together and meet in gather and scatter; ranks with members also in `descend`.
 
-        On w's own rank there are no encodings, elsewhere nothing is read for w and w does not answer.
+        A rank without members has no views. A rank without the counterpart reads nothing and answers None.
         """
         now = self.schedules.at_step(*batch.key)
         batch, targets = self.loss.prepare(batch)
@@ -79,7 +79,7 @@ class Step:
         self.receive(views, fields, gathered, self.exchange.scatter(answers, batch.size))
         with self.side.running():
             values |= self.learn(read, targets, now, batch.key)
-        values |= self.descend(views, len(batch.labels_B) / batch.size, now)
+        values |= self.descend(views, batch.fraction, now)
         self.side.join()
         return Outcome(values, gathered.out_of_step_M)
 
@@ -135,12 +135,15 @@ class Step:
 
     @span("backward")
     def descend(self, views: Sequence[View], fraction: float, now: ScheduleValues) -> Values:
-        """Run backward from every member's (loss, mean) with (1, w's gradient), then update all parts but w.
+        """Run backward and update every part but the counterpart.
 
-        fraction: of the batch, that this rank sees. A member's gradient is the mean over its replicas, so
-        `replicas * fraction` makes each replica count for the inputs that it saw. The gradients of w are already those
-        of a mean over the whole batch.
+        Backward starts from each member's loss, with gradient 1, and from the fields that the counterpart answered,
+        with its gradients. A member's gradient is averaged over its replicas, so `replicas * fraction` weights each
+        replica by the share of the batch that it saw. The counterpart's gradients are of a mean over the whole batch
+        already.
         """
+        if not views:
+            return {}
         values: Values = {}
         heads: list[Tensor] = []
         initial_gradients: list[Tensor] = []
@@ -155,16 +158,14 @@ class Step:
                 initial_gradients.append(scale(times(replicas, gradient)))
             right_B = view.own.logits_BK.argmax(1) == view.labels_B
             accuracy = right_B.mean(dtype=torch.float32)
-            values |= view.named({"loss": loss.detach(), **losses, "accuracy": accuracy})
-        if not views:
-            return values
+            values |= view.as_records({"loss": loss.detach(), **losses, "accuracy": accuracy})
         parts = [(view, self.hosted.members[view.index]) for view in views]
         for view, part in parts:
-            values |= view.named(part.before_backward(view.fields, now))
+            values |= view.as_records(part.before_backward(view.fields, now))
         torch.autograd.backward(heads, initial_gradients)
-        # Summed before they are unscaled: ranks that share parameters never use fp16 (build.check_members).
+        # Summed before they are unscaled: ranks that share parameters never use fp16 (checks.check_members).
         self.exchange.sum_gradients(self.hosted.common_parameters)
         values |= self.hosted.update(now)
         for view, part in parts:
-            values |= view.named(part.after_update(view.fields, now))
+            values |= view.as_records(part.after_update(view.fields, now))
         return values

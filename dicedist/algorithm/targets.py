@@ -1,4 +1,4 @@
-"""What members are asked to predict: labels, smoothed, weighted by class, or those of two mixed inputs.
+"""The targets of members: labels, smoothed, weighted by class, or those of two mixed inputs.
 
 Legend: B inputs, K classes.
 """
@@ -18,16 +18,19 @@ from dicedist.config.schema import LossConfig
 
 @dataclass(frozen=True)
 class Loss:
-    """Settings of the config's group `loss`, with the class weights as numbers."""
+    """Settings of the config's group `loss`, with the class weights as numbers. shape: of an input."""
 
     seed: int
+    shape: Sequence[int] = ()
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
     weights_K: Tensor | None = None
 
     @classmethod
-    def of(cls, config: LossConfig, seed: int, counts: Sequence[int], device: torch.device) -> Self:
+    def of(
+        cls, config: LossConfig, seed: int, shape: Sequence[int], counts: Sequence[int], device: torch.device
+    ) -> Self:
         """counts: training inputs of each class."""
         given = config.class_weights
         if given == "balanced":
@@ -37,24 +40,26 @@ class Loss:
                 f"loss.class_weights has {len(given)} numbers for {len(counts)} classes: write one for each"
             )
         weights_K = None if given is None else torch.tensor(given, dtype=torch.float32, device=device)
-        return cls(seed, config.label_smoothing, config.mixup, config.cutmix, weights_K)
+        return cls(seed, shape, config.label_smoothing, config.mixup, config.cutmix, weights_K)
 
     def prepare(self, batch: Batch) -> tuple[Batch, "Targets"]:
-        """Mix the inputs, if mixup or CutMix asks for it, and return their targets.
+        """Mix the inputs, if mixup or CutMix asks for it, and return their targets; a margin serves mixing alone.
 
-        A rank without images has no use for mixed targets: w reads labels only.
+        The class of the larger share comes first: w reads no other, on a rank without images too.
         """
-        labels_B, mixing = batch.labels_B, draw(self.mixup, self.cutmix, self.seed, *batch.key)
-        if mixing is None or not batch.images:
-            return batch, Targets(labels_B, None, 1.0, self.label_smoothing, self.weights_K)
-        others_B, own = labels_B[partners(len(labels_B), labels_B.device)], mixing.own_share(batch.images[0])
-        mixed = replace(batch, images=[mixing.of_inputs(images) for images in batch.images])
+        mixing = draw(self.mixup, self.cutmix, self.shape, self.seed, *batch.key)
+        if mixing is None:
+            return batch, Targets(batch.labels_B, None, 1.0, self.label_smoothing, self.weights_K)
+        mixed = replace(batch, images=[mixing.of_inputs(images) for images in batch.images]).trimmed()
+        others_B = batch.labels_B[partners(len(batch.labels_B), batch.labels_B.device)][batch.kept]
+        shares = [(mixing.own, mixed.labels_B), (1.0 - mixing.own, others_B)]
+        (own, labels_B), (_, others_B) = shares if mixing.own >= 0.5 else reversed(shares)
         return mixed, Targets(labels_B, others_B, own, self.label_smoothing, self.weights_K)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Of a mixed input, `labels_B` has its own share, at least a half; the rest belongs to `others_B`."""
+    """Of a mixed input, `labels_B` has the share `own`, at least a half; the rest belongs to `others_B`."""
 
     labels_B: Tensor
     others_B: Tensor | None = None

@@ -169,7 +169,7 @@ class Order:
         self.places = {path: place for place, (path, _) in enumerate(dataset.samples)}
 
     def __iter__(self) -> Iterator[list[Item]]:
-        for raw in self.ours.raw_batches(self.ours.planned(self.epoch)):
+        for raw in self.ours.raw_batches(self.ours.planned(self.epoch), self.epoch):
             assert isinstance(raw, RawEncoded)
             places = [self.places[raw.images.name(row)] for row in raw.rows_B.tolist()]
             yield list(zip(places, raw.boxes_B4.tolist(), raw.drawn.flips_B.tolist(), strict=True))

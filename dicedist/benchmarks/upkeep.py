@@ -19,7 +19,7 @@ from dicedist.runs import checkpoint as saved
 from dicedist.runs.run import Run
 from dicedist.runs.saver import Saver
 from dicedist.tracking.environment import Pace, node_figures
-from dicedist.tracking.mlflow.mirror import Mirror
+from dicedist.tracking.mirror import Mirror, destination_of
 from dicedist.tracking.tracker import Tracker
 
 CHECKPOINTS, BETWEEN = 9, 300.0  # BETWEEN in seconds
@@ -68,7 +68,8 @@ def tracking(config: Config) -> list[dict[str, Any]]:
         run.save_config(config)
         own = record(run, config, world)
         uri = config.tracking.uri or f"sqlite:///{folder}/mlflow.db"
-        mirror = Mirror(run, config, uri)
+        tracking = replace(config.tracking, uri=uri)
+        mirror = Mirror(destination_of("mlflow", run, replace(config, tracking=tracking)))
         mirror.begin()
         sent = seconds(mirror.send_records) / INTERVALS
     return [

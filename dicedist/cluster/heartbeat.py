@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dicedist.cluster import signals
+from dicedist.cluster.channel import Channel
 from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
@@ -30,6 +31,7 @@ STARTING = 3600.0  # seconds that a piece of work may take before every rank has
 NOT_YET = "~"  # begins the work in the pulse of a rank that has not ended its first step
 _messages = 0  # how many the main thread is in the middle of
 _work = 0  # pieces done by this process
+_computing = 0  # how many long computations the main thread is in the middle of
 _starts = False  # a training that has not ended its first step
 
 
@@ -43,6 +45,17 @@ def starts(first_step_is_due: bool) -> None:
     """A training calls this with True before its first step, and with False after it."""
     global _starts
     _starts = first_step_is_due
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Wrap a long computation of the main thread on the CPU: as long as it uses the processor, it does work."""
+    global _computing
+    _computing += 1
+    try:
+        yield
+    finally:
+        _computing -= 1
 
 
 @contextlib.contextmanager
@@ -65,7 +78,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: dist.Store | Channel,
         rank: int,
         names: Sequence[str],
         host: str,
@@ -74,6 +87,7 @@ class Heartbeat:
     ):
         self.store, self.rank, self.names, self.host, self.timeout, self.end = store, rank, names, host, timeout, end
         self.main = threading.get_ident()
+        self.processor_time = 0.0  # of the main thread
         self.pulses = [""] * len(names)
         self.works = [""] * len(names)
         self.reset_clocks()
@@ -98,12 +112,19 @@ class Heartbeat:
                 if time.monotonic() - last > MISSED:  # this process was suspended itself, perhaps with the whole job
                     self.reset_clocks()
                 count, last = count + 1, time.monotonic()
+                self.note_computation()
                 self.store.set(f"pulse/{self.rank}", f"{count} {NOT_YET * _starts}{_work} {position(self.main)}")
                 self.look()
                 self.heard = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
         except RuntimeError:  # the store is gone with its launcher, so nobody else would stop or restart this run
             signals.ask()
+
+    def note_computation(self) -> None:
+        spent = processor_time(self.main)
+        if _computing and not _messages and spent > self.processor_time:
+            advance()
+        self.processor_time = spent
 
     def look(self) -> None:
         if self.store.check(["ended"]) and (code := self.store.get("ended").decode()) in ENDINGS:
@@ -170,6 +191,13 @@ class Heartbeat:
     def pulse(self, rank: int) -> str:
         key = f"pulse/{rank}"
         return self.store.get(key).decode() if self.store.check([key]) else ""
+
+
+def processor_time(thread: int) -> float:
+    """Return the seconds that a thread has used the processor, or on a system that counts no threads this process."""
+    if hasattr(time, "pthread_getcpuclockid"):
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+    return time.process_time()
 
 
 def position(thread: int) -> str:

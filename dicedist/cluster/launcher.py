@@ -23,7 +23,7 @@ from types import FrameType
 
 import psutil
 import torch
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError, HashStore, PrefixStore, TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -38,8 +38,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from dicedist.cluster import elastic
-from dicedist.cluster.process import ATTEMPT, EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER, SECRET
+from dicedist.cluster import channel, elastic
+from dicedist.cluster.process import ATTEMPT, EXIT_FAULT, EXIT_STOPPED, EXIT_UNSENT, EXIT_USER, LAUNCHER
 from dicedist.cluster.signals import ASKING
 from dicedist.cluster.world import own_address_to
 
@@ -54,6 +54,7 @@ class Loopback(StaticTCPRendezvous):
         listener = socket.create_server(("127.0.0.1", 0))
         address, port = listener.getsockname()
         super().__init__(address, port, rank=0, world_size=1, run_id=parameters.run_id, timeout=60)
+        self.own = HashStore()  # in this process: torchrun's agent meets only itself
         self.store = TCPStore(address, port, 1, True, timedelta(seconds=60), master_listen_fd=listener.detach())
 
     def get_backend(self) -> str:
@@ -61,7 +62,7 @@ class Loopback(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         address = RendezvousStoreInfo(self.master_addr, self.master_port)
-        return RendezvousInfo(PrefixStore(self.run_id, self.store), 0, 1, address)
+        return RendezvousInfo(PrefixStore(self.run_id, self.own), 0, 1, address)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,12 +75,14 @@ def main(arguments: Sequence[str]) -> int:
         rendezvous_handler_registry.register("loopback", Loopback)
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "loopback", "127.0.0.1"
         options.rdzv_id = str(uuid.uuid4())
-        os.environ[SECRET] = uuid.uuid4().hex  # of this run: in the environment of its ranks only
+        if channel.is_supported():
+            os.environ[channel.CHANNEL] = channel.Keeper().name
     elif refused := prepare_nodes(options):
         print(f"dicedist: {refused}", file=sys.stderr)
         return EXIT_USER
     with tempfile.TemporaryDirectory(prefix="dicedist-", ignore_cleanup_errors=True) as folder:
         os.environ[LAUNCHER] = folder
+        options.log_dir = options.log_dir or f"{folder}/logs"  # torchrun would leave a folder behind
         try:
             with passing_signals_on():
                 torchrun.run(options)
@@ -183,7 +186,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
 
 def codes(folder: str) -> list[int]:
     """Return the exit codes that the ranks of this node wrote; a rank killed while writing left an empty file."""
-    return [int(text) for path in Path(folder).glob("*") if (text := path.read_text())]
+    return [int(text) for path in Path(folder).glob("*") if path.is_file() and (text := path.read_text())]
 
 
 def worst(codes: Sequence[int]) -> int:

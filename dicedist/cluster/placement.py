@@ -135,8 +135,12 @@ def place(
 
 
 def fitting(world_size: int, own: int, replicas: int) -> int:
-    """What ensemble.size=auto comes to. own: as `own_ranks` says."""
-    return max(1, (world_size - own) // replicas) if world_size > 1 else DEFAULT_SIZE
+    """Return the members of ensemble.size=auto: four, or one for each rank where there are more. own: as `own_ranks`.
+
+    Replicas need all of their ranks, so with them the ranks decide.
+    """
+    held = max(1, (world_size - own) // replicas)
+    return held if replicas > 1 and world_size > 1 else max(DEFAULT_SIZE, held)
 
 
 def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:

@@ -9,6 +9,7 @@ torch is not imported here: help and refusals do not need it.
 
 import contextlib
 import ctypes
+import io
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
-SECRET = "DICEDIST_SECRET"  # known to the ranks of this run only: it begins every key that they write to the store
+SECRET = "DICEDIST_SECRET"  # begins every key that ranks of several nodes write to the store: keeps other runs apart
 ATTEMPT = "DICEDIST_ATTEMPT"  # the number of the rendezvous; torchrun's own count may differ between nodes
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -75,6 +76,9 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     signals.listen()
     # A process whose streams are closed still has work to do.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows fewer letters is no reason to end
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # rank 0 alone logs what all ranks notice
     try:
@@ -143,15 +147,26 @@ def end(message: str, code: int) -> NoReturn:
     if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
         put(sys.stderr, traceback.format_exc())
     if message and is_first_to_end(code):
-        put(sys.stderr, f"dicedist: {message}\n")
+        put(sys.stderr, f"dicedist: {message}{remark_on_torchrun(code)}\n")
         tell_torchrun(redacted(message))
     exit_process(code)
+
+
+def under_plain_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ
+
+
+def remark_on_torchrun(code: int) -> str:
+    """Return words about the traceback with which plain torchrun ends after a signal."""
+    if code != EXIT_STOPPED or not under_plain_torchrun():
+        return ""
+    return f" (a traceback of torchrun may follow; `dicedist train --nproc {world_size()}` ends without, with {code})"
 
 
 def tell_torchrun(message: str) -> None:
     """Plain torchrun ends with a long banner, which quotes this file: our line comes last as well."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and LAUNCHER not in os.environ:
+    if path and under_plain_torchrun():
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": about}))

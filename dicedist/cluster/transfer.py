@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dicedist.cluster.channel import Channel
+
 PIECE = 2**22  # bytes; a store accepts values of at most 8 MiB
 
 
 class FileTransfer:
     """store: a separate connection, because `take` waits for a file that is not there yet."""
 
-    def __init__(self, store: dist.Store):
+    def __init__(self, store: dist.Store | Channel):
         self.store = store
 
     def put(self, path: Path) -> None:
@@ -22,7 +24,7 @@ class FileTransfer:
         data = path.read_bytes()
         pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
         for nth, piece in enumerate(pieces):
-            self.store.set(store_key(path.name, nth), piece)  # type: ignore[arg-type]  # torch takes bytes too
+            self.store.set(store_key(path.name, nth), piece)  # type: ignore[arg-type]  # torch takes bytes, too
         self.store.set(store_key(path.name), str(len(pieces)))
 
     def take(self, path: Path, keep: bool = False) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dicedist.cluster import process
+from dicedist.cluster.channel import CHANNEL, Channel
 from dicedist.cluster.control import Control
 from dicedist.cluster.devices import pick_device
 from dicedist.cluster.heartbeat import Heartbeat, between_ranks
@@ -21,6 +22,7 @@ from dicedist.cluster.process import LAUNCHER, SECRET, STORE_PATIENCE, this_rank
 from dicedist.cluster.transfer import FileTransfer
 from dicedist.console.lines import warn
 
+Store = dist.Store | Channel
 FOREVER = timedelta(days=365)  # the heartbeat notices a hang, which is not the same as a long wait
 ELSEWHERE = "192.0.2.1"  # an address for documentation (RFC 5737), reached by the default route
 
@@ -50,7 +52,7 @@ class World:
 class Joined:
     """The store of the group and this rank's heartbeat in it, from the handshake until the group is left."""
 
-    store: dist.Store
+    store: Store
     heartbeat: Heartbeat
 
 
@@ -72,7 +74,7 @@ def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
     with between_ranks():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=here.store,
+            store=rendezvous(timedelta(seconds=timeout)) if isinstance(here.store, Channel) else here.store,
             rank=this_rank(),
             world_size=size,
             timeout=FOREVER,
@@ -103,7 +105,15 @@ def keeps_store() -> bool:
     return this_rank() == 0 and not under_agent()
 
 
-def connect(limit: timedelta) -> dist.Store:
+def connect(limit: timedelta) -> Store:
+    """Return the store of what ranks tell each other: the launcher's channel on one node, else torch's."""
+    if CHANNEL in os.environ:
+        return Channel(os.environ[CHANNEL], f"attempt-{process.attempt()}", limit.total_seconds())
+    return rendezvous(limit)
+
+
+def rendezvous(limit: timedelta) -> dist.Store:
+    """Return the store through which torch's process groups find each other."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
     # A restarted attempt must not read what the ranks of the previous one left in the agent's store, and nobody who
@@ -138,7 +148,10 @@ def choose_interface() -> None:
 
 
 def warn_of_exposed_store() -> None:
-    """Warn if torchrun's store of one node listens to the network: it unpickles what any client writes."""
+    """Warn if the internet may reach torchrun's store of one node: it unpickles what any client writes.
+
+    On a private network every torchrun listens like this. docs/security.md says so, and each start need not.
+    """
     if LAUNCHER in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return
     port = int(os.environ["MASTER_PORT"])
@@ -148,11 +161,19 @@ def warn_of_exposed_store() -> None:
         ]
     except (OSError, psutil.Error):
         return
-    if any(ip in ("0.0.0.0", "::") for ip in listening):
+    if any(ip in ("0.0.0.0", "::") for ip in listening) and has_public_address():
         warn(
-            f"torchrun's store listens to the whole network on port {port}, and whoever reaches it can run code as "
-            "this user: start with `python -m dicedist.launch`, which listens on loopback only, or close the port"
+            f"this machine has a public address, torchrun's store listens there on port {port}, and whoever reaches it "
+            f"can run code as this user: start with `dicedist train --nproc {world_size()}`, which listens to no other "
+            "machine, or close the port"
         )
+
+
+def has_public_address() -> bool:
+    """Return whether an interface of this machine has an address of the internet."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    every = [entry for found in psutil.net_if_addrs().values() for entry in found if entry.family in families]
+    return any(ipaddress.ip_address(entry.address.partition("%")[0]).is_global for entry in every)
 
 
 def interface_to(host: str) -> str | None:

@@ -12,6 +12,7 @@ from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
     NOISES,
+    TRACKERS,
     Config,
     DataConfig,
     NetworkConfig,
@@ -23,8 +24,9 @@ from dicedist.config.schema import (
 
 CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
 OWN_IMAGES = {  # data sets of the user's own images, of any size -> what data.root names
-    "folder": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg",
-    "files": "FOLDER that holds train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, label and split",
+    "folder": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg",
+    "files": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, "
+    "label and split",
     "own": "",
     "shards": "FOLDER, s3://... or http://... that holds train-*.tar and test-*.tar",
 }
@@ -49,6 +51,14 @@ def are_knots(value: Any) -> bool:
 
 def are_augmentations(value: Any) -> bool:
     return set(value) <= set(AUGMENTATIONS) if isinstance(value, list) else value in AUGMENTS
+
+
+def are_trackers(value: Any) -> bool:
+    """Return whether it is the name of a tracker, auto, none, or a list of different trackers."""
+    if isinstance(value, list):
+        names = set(map(str, value))
+        return names <= set(TRACKERS) and len(names) == len(value)
+    return value in ("auto", "none", *TRACKERS)
 
 
 KNOTS = "[[epoch, value], ...] with epochs rising from 0"
@@ -84,11 +94,18 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calibration.alpha": (lambda v: 0 < v < 1, "a number above 0 and below 1"),
     "calibration.risk": (is_share, "a number from 0 and below 1"),
     "calibration.coverage": (lambda v: 0 < v <= 1, "a number above 0 and to 1"),
+    "calibration.guarantee": (
+        lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
+    ),
     "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.val_limit": (lambda v: v == "auto" or isinstance(v, int) and v >= 1, "auto, null or a whole number from 1"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
     "data.augment": (are_augmentations, ONE_OR_MORE),
     "data.crop_area": (lambda v: len(v) == 2 and 0 < v[0] <= v[1] <= 1, "[least, most] shares above 0 and up to 1"),
+    "tracking.to": (
+        are_trackers, f"one of auto, none, {', '.join(TRACKERS)}, or a list of trackers, as [mlflow, tensorboard]"
+    ),
     "network.dropout": (is_share, "a number from 0 and below 1"),
 }  # fmt: skip
 
@@ -110,7 +127,7 @@ def check_limits(config: Any) -> None:
     """Check choices and bounds that stand in the schema, of any of its dataclasses."""
     for name, entry in keys_of(config.__class__).items():
         value, limits = attrgetter(name)(config), entry.metadata
-        choices, above, at_least = limits["choices"], limits["above"], limits["at_least"]
+        choices, above, at_least, at_most = (limits[name] for name in ("choices", "above", "at_least", "at_most"))
         if choices is not None and value not in choices:
             words = (word if isinstance(word, str) else json.dumps(word) for word in choices)
             raise ValueError(f"{name}={value}: write one of {', '.join(words)}")
@@ -118,6 +135,8 @@ def check_limits(config: Any) -> None:
             raise ValueError(f"{name}={value}: write a number above {above}")
         if at_least is not None and value is not None and value < at_least:
             raise ValueError(f"{name}={value}: write a whole number from {at_least}")
+        if at_most is not None and value is not None and value > at_most:
+            raise ValueError(f"{name}={value}: write at most {at_most}")
 
 
 def check(config: Config) -> None:
@@ -140,8 +159,11 @@ def check(config: Config) -> None:
     for name, knots in config.schedules.learning_rate.items():
         if not are_knots(knots):
             raise ValueError(f"schedules.learning_rate.{name}={knots}: write {KNOTS}")
+    if config.calibration.risk is None and config.calibration.coverage is None:
+        raise ValueError("calibration.risk=null: write calibration.risk=0.05, or calibration.coverage=0.8")
     check_data(config.data)
     check_network(config.network)
+    check_frozen_trunk(config)
 
 
 def check_addresses(config: Config) -> None:
@@ -202,6 +224,14 @@ def check_training(config: Config) -> None:
         raise ValueError(
             f"optimizer.warmup_epochs={optimizer.warmup_epochs:g} of epochs={config.epochs}: write fewer, from 0"
         )
+    selects = "checkpoint.best" if config.checkpoint.best else "early_stopping.patience"
+    if config.checkpoint.best or config.early_stopping.patience is not None:
+        if config.data.split == "full":
+            raise ValueError(
+                f"{selects} needs validation, and data.split=full holds out none: write data.split=holdout"
+            )
+        if config.trajectory["kind"] != "none":
+            raise ValueError(f"{selects}: trajectory.kind={config.trajectory['kind']} samples to the end, leave it out")
     if config.evaluate.weights == "ema" and optimizer.ema is None:
         raise ValueError("evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999")
     if optimizer.accumulate > 1 and config.ensemble.replicas > 1:
@@ -225,14 +255,40 @@ def check_data(data: DataConfig) -> None:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):
         raise ValueError(f"data={data.name}: write data=own data._target_=my.module.Dataset, or neither")
+    if data.split == "given" and data.name != "own":
+        raise ValueError(f"data.split=given: only data=own has a validation set of its own, {data.name} does not")
     if OWN_IMAGES.get(data.name) and not data.root:
         raise ValueError(f"data={data.name}: write data.root={OWN_IMAGES[data.name]}")
 
 
 def check_network(network: NetworkConfig) -> None:
     sizes = {name: getattr(network, name) for name in ("width", "depth", "norm", "dropout")}
-    if not network.is_dense:
-        if given := [name for name, value in sizes.items() if value is not None]:
-            raise ValueError(f"network.{given[0]}={sizes[given[0]]}: only network=mlp has it, {network.label} does not")
-    elif lacking := [name for name, value in sizes.items() if value is None]:
-        raise ValueError(f"network.{lacking[0]} is not set: write network=mlp, which sets it")
+    given, lacking = ([name for name, value in sizes.items() if (value is None) is empty] for empty in (False, True))
+    if not network.is_dense and network.width is None and given:
+        raise ValueError(
+            f"network.{given[0]}={sizes[given[0]]}: only network=mlp and heads have it, and {network.label} has no "
+            "head: write network.width too"
+        )
+    if lacking and (given or network.is_dense):
+        raise ValueError(f"network.{lacking[0]} is not set: write network=mlp or recipe=heads, which set it")
+    if network.is_dense and network.depth == 1:
+        raise ValueError("network.depth=1: write a whole number from 2 for an mlp")
+    if network.is_dense and network.enlarge is not None:
+        raise ValueError("network.enlarge: an mlp reads images as they are, leave it out")
+
+
+def check_frozen_trunk(config: Config) -> None:
+    if not config.network.freezes_trunk:
+        if config.data.views > 1:
+            raise ValueError(
+                f"data.views={config.data.views}: views are kept for a frozen trunk only, otherwise every step draws "
+                "new ones: leave data.views out, or write recipe=heads"
+            )
+        return
+    for given, instead in (
+        (config.structure != "branch", "structure=branch"),
+        (bool(config.loss.cutmix), "loss.cutmix=0, or loss.mixup, which mixes the trunk's outputs"),
+        (config.teacher.run is not None, "network.freeze=none: a teacher is shown the images themselves"),
+    ):
+        if given:
+            raise ValueError(f"network.freeze=trunk: write {instead}")

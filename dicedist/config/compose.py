@@ -171,7 +171,9 @@ def parse_config(text: str, origin: object) -> Config:
         if "${" in str(value):
             raise ValueError(f"{origin}: {key} holds an interpolation, which a run's config never does")
     config = typed(with_newer_keys(loaded), Config)
-    untrusted = {name: replace(getattr(config, name), trusted=False) for name in ("network", "data", "teacher")}
+    untrusted = {
+        name: replace(getattr(config, name), trusted=False) for name in ("network", "data", "teacher", "method")
+    }
     config = replace(config, **untrusted)
     check(config)
     return config
@@ -187,6 +189,8 @@ def with_newer_keys(loaded: DictConfig) -> DictConfig:
         defaults = composed("train", [f"{g}={name}" for g, name in named.items() if name in choices_of(g)])
         for key in missing:
             OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+        if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
+            OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not cut the validation set then
     return loaded
 
 

@@ -6,11 +6,18 @@ PACKAGES = {  # extra -> the modules that it brings
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "search": ("optuna",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
+
+
+def missing(extra: str) -> list[str]:
+    """Return the modules of the extra that are not installed."""
+    return [name for name in PACKAGES[extra] if find_spec(name) is None]
 
 
 def require(extra: str, what: str, otherwise: str = "") -> None:
     """ValueError if a package of the extra is missing. what: needs it; otherwise: what to write instead."""
-    if missing := [name for name in PACKAGES[extra] if find_spec(name) is None]:
+    if lacking := missing(extra):
         instead = f", or write {otherwise}" if otherwise else ""
-        raise ValueError(f"{what} needs {', '.join(missing)}: pip install 'dicedist[{extra}]'{instead}")
+        raise ValueError(f"{what} needs {', '.join(lacking)}: pip install 'dicedist[{extra}]'{instead}")

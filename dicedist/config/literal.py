@@ -18,6 +18,7 @@ def literal(override: str) -> str:
     """key=value for Hydra."""
     if foreign := FOREIGN.fullmatch(override):
         override = f"network.name={foreign[1]}"  # a network of a library has no file in conf/network/
+    override = re.sub(r"^tracking=\[", "tracking.to=[", override)  # a list of trackers has no file in conf/tracking/
     override = re.sub(r"^resume\.", "resuming.", override)  # `resume` itself is a word, and so has no keys
     key, _, text = override.partition("=")
     return f"{key}={in_hydras_words(parsed(text))}" if text and not PLAIN.fullmatch(text) else override

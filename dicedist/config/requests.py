@@ -28,6 +28,7 @@ class TargetsRequest(Frozen):
     per_class: bool | None = key("true: every class has the coverage 1 - alpha")
     risk: float | None = key("errors among the answered inputs that are accepted")
     coverage: float | None = key("instead of a risk: the share of inputs that is answered")
+    guarantee: float | int | str | None = key("probability that the risk is kept on new inputs | mean")
 
 
 @dataclass
@@ -41,6 +42,7 @@ class EnsembleRequest(Frozen):
 
     run: str | None = key("the folder of a run, or its URL: s3://BUCKET/runs/NAME")
     members: Any = key("some of them: [0, 2], or student")
+    checkpoint: str | None = key("last | best; null: the best if the run keeps it", choices=("last", "best", None))
     average: str | None = key("logits | probabilities; null: as the run evaluates", choices=(*AVERAGES, None))
     calibration: TargetsRequest = key("null: as the run has it")
     network: Trust = key("of the run")
@@ -49,7 +51,8 @@ class EnsembleRequest(Frozen):
 @dataclass
 class EvaluateRequest(EnsembleRequest):
     logits: str | None = key(
-        "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], or logits.safetensors"
+        "or logits and labels of any ensemble: an .npz with logits [M, N, K] and labels [N], and for a "
+        "calibration val_logits and val_labels; or logits.safetensors"
     )
     folds: int | None = key(
         "random halves of the test set on which temperatures are fitted; null: as the run evaluates", above=0

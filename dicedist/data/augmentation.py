@@ -132,14 +132,17 @@ class Finish:
         self.mean_C11, self.std_C11 = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.std))
 
     def __call__(self, views: Tensor, drawn: Drawn | None, batch: int, rows: slice, *where: int) -> Tensor:
-        """drawn: None for vectors. rows: of the batch, on this rank. where: epoch and step, perhaps the member."""
+        """drawn: None for vectors and a trunk's outputs. rows: of the batch, on this rank.
+
+        where: epoch and step, perhaps the member.
+        """
         views = views if drawn is None else self.disturbed(views, drawn)
         if not self.config.noise:
             return views
         if drawn is None:
             draws = generator("cpu", self.seed, "augmentation", *where)
-            noise_BV = self.config.noise * torch.randn((batch, views.shape[1]), generator=draws)[rows]
-            return views.add_(to_device(noise_BV, self.device))
+            noise = self.config.noise * torch.randn((batch, *views.shape[1:]), generator=draws)[rows]
+            return views.add_(to_device(noise, self.device))
         draws = generator(self.device, self.seed, "pixels", *where[:2])  # the same for all members
         noise_BCHW = torch.randn((batch, *views.shape[1:]), generator=draws, device=self.device)[rows]
         return torch.addcdiv(views, noise_BCHW, self.std_C11, value=self.config.noise)

@@ -3,8 +3,9 @@
 Each operator takes a batch at once, of any size, at a severity from 1 to 5; what it draws depends on (name, severity,
 first image of the block) alone. Strengths are those of CIFAR-C, lengths in proportion to the side. Departures: motion
 blur is a sum of shifted images instead of ImageMagick's; fog tiles a plasma of 64 images; frost and the relief of
-spatter's water are made of noise instead of photographs and OpenCV's edges. Figures compare between runs measured
-here; against published ones use the official files, shift=cifar_c.
+spatter's water are made of noise instead of photographs and OpenCV's edges; results are rounded to whole gray levels,
+CIFAR-C's are truncated. Figures compare between runs measured here; against published ones use the official files,
+shift=cifar_c.
 
 Legend: N images, H rows, W columns, C colors; x_NHWC are float32 in 0..1, images_NHWC uint8.
 """
@@ -92,7 +93,10 @@ def defocus_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> F
 
 
 def glass_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Pixels change places with a neighbour, one after the other, in all images at once."""
+    """Give each pixel the value of a neighbor, one after the other, in all images at once.
+
+    CIFAR-C means to swap the two, but assigns through views of one array, so the neighbor keeps its own value.
+    """
     deviation, reach, times = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))[severity - 1]
     scale = side(x_NHWC) / 32
     x_NHWC, every = smoothed(x_NHWC, deviation * scale), np.arange(len(x_NHWC))
@@ -103,11 +107,7 @@ def glass_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Flo
         for row in range(height - reach, reach, -1):
             for column in range(width - reach, reach, -1):
                 rows_N, columns_N = row + offsets[row - 1, column - 1, 0], column + offsets[row - 1, column - 1, 1]
-                rows_N, columns_N = np.minimum(rows_N, height - 1), np.minimum(columns_N, width - 1)
-                here = (every, min(row, height - 1), min(column, width - 1))
-                kept = x_NHWC[here].copy()
-                x_NHWC[here] = x_NHWC[every, rows_N, columns_N]
-                x_NHWC[every, rows_N, columns_N] = kept
+                x_NHWC[:, row, column] = x_NHWC[every, rows_N, columns_N]
     return smoothed(x_NHWC, deviation * scale)
 
 
@@ -117,7 +117,7 @@ def motion_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Fl
 
 
 def zoom_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    return applied(zooming(x_NHWC.shape[1], x_NHWC.shape[2], 5 * severity + 1), x_NHWC)
+    return applied(zooming(x_NHWC.shape[1], x_NHWC.shape[2], severity), x_NHWC)
 
 
 def fog(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
@@ -354,10 +354,12 @@ def applied(matrix: sparse.csr_array, x_NHWC: Floats) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def zooming(height: int, width: int, num_zooms: int) -> sparse.csr_array:
+def zooming(height: int, width: int, severity: int) -> sparse.csr_array:
     """Return the mean of the image and of its middle, enlarged by 1.00, 1.01, 1.02, ..."""
-    enlarged = sum(enlarging(height, width, 1 + 0.01 * n) for n in range(num_zooms))
-    return ((sparse.eye_array(height * width, dtype=np.float32) + enlarged) / (num_zooms + 1)).tocsr()
+    # CIFAR-C's own ranges, as they round: the first two hold their end, and 1.25 is slightly above it.
+    zooms = np.arange(1, (1.06, 1.11, 1.16, 1.21, 1.26)[severity - 1], 0.01)
+    enlarged = sum(enlarging(height, width, zoom) for zoom in zooms)
+    return ((sparse.eye_array(height * width, dtype=np.float32) + enlarged) / (len(zooms) + 1)).tocsr()
 
 
 @lru_cache(maxsize=64)
@@ -366,11 +368,18 @@ def enlarging(height: int, width: int, zoom: float) -> sparse.csr_array:
 
 
 def stretching(length: int, zoom: float) -> sparse.csr_array:
-    """Return bilinear values of a line whose middle is enlarged."""
-    places = (np.arange(length) - (length - 1) / 2) / zoom + (length - 1) / 2
+    """Return bilinear values of a line whose middle is enlarged, in whole pixels as CIFAR-C has them.
+
+    The middle is rounded up to pixels, stretched from its first to its last one, and trimmed at both ends. So small
+    zooms leave a line as it is or move it by a part of a pixel.
+    """
+    middle = int(np.ceil(length / zoom))
+    stretched = max(length, round(middle * zoom))
+    rows = np.arange(length)
+    shown = rows + (stretched - length) // 2
+    places = shown * ((middle - 1) / max(1, stretched - 1)) + (length - middle) // 2
     low = np.clip(np.floor(places).astype(int), 0, max(0, length - 2))
     share = places - low
-    rows = np.arange(length)
     entries = (
         np.concatenate([1 - share, share]),
         (np.tile(rows, 2), np.concatenate([low, np.minimum(low + 1, length - 1)])),

@@ -47,6 +47,7 @@ class Encoded:
     sizes_R2: NDArray[np.int32]  # width and height, upright
     plain_R: NDArray[np.bool_]  # whether DALI may see the file as it is
     bytes_R: NDArray[np.int64]
+    checksums_R: NDArray[np.uint32]  # of the whole files
     size: int  # S, of the views
     threads: ThreadPoolExecutor
 
@@ -99,9 +100,10 @@ class Encoded:
 
 
 def open_listed(prepared: Prepared, split: str, config: DataConfig, folder: Path, files: Files) -> Encoded:
-    sizes_R2, plain_R, bytes_R = (prepared.array(f"{split}_{of}") for of in ("sizes", "plain", "bytes"))
+    columns = ("sizes", "plain", "bytes", "checksums")
+    sizes_R2, plain_R, bytes_R, checksums_R = (prepared.array(f"{split}_{of}") for of in columns)
     threads = ThreadPoolExecutor(config.num_threads)
-    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, config.size, threads)
+    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, checksums_R, config.size, threads)
 
 
 Listing = tuple[Sequence[int], Sequence[int], Files]  # labels, numbers of bytes, and the files themselves

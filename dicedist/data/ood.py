@@ -4,7 +4,7 @@ As in ODIN (Liang et al., 2018), a set whose name ends in _crop is cropped from 
 is resized whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ from PIL import Image
 from scipy.io import loadmat
 from torch import Tensor
 
+from dicedist.cluster.placement import REPORTER
+from dicedist.cluster.process import this_rank
 from dicedist.config import nearest
+from dicedist.data.duplicates import warn_of_overlap
 from dicedist.data.images import crop, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
@@ -37,7 +40,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
 
 
 def load_ood(
-    sets: Mapping[str, str | None], in_distribution: Source, root: str | Path | None
+    sets: Mapping[str, str | Tensor | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
 
@@ -46,27 +49,35 @@ def load_ood(
     """
     root = Path(root).expanduser() if root else home()
     found: dict[str, Tensor] = {}
+    places: dict[str, Path] = {}
     missing: list[str] = []
     for name, given in sets.items():
+        if isinstance(given, Tensor):
+            found[name] = given
+            continue
         if name == in_distribution.name and not given:
             raise ValueError(f"ood.sets.{name}: the model was trained on {name}, remove it from ood.sets")
         path = Path(given).expanduser() if given else look_up(name, root, in_distribution.name)
         if path is None or not path.exists():
             missing.append(f"{name}: {advice(name, path, root)}")
-        elif in_distribution.kind == "vectors":
-            found[name] = vectors_from(path, in_distribution.shape[0])
+            continue
+        places[name] = path
+        if in_distribution.kind == "vectors":
+            found[name] = vectors_from(path, in_distribution.shape[0], in_distribution.columns)
         else:
             found[name] = torch.from_numpy(read(name, path, in_distribution.size))
             test_NHWC = in_distribution.test.inputs_R
             if isinstance(test_NHWC, Tensor) and torch.equal(found[name], test_NHWC):
                 raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
+    if this_rank() == REPORTER:
+        warn_of_overlap({name: (path, found[name]) for name, path in places.items()}, in_distribution, root)
     return found, missing
 
 
-def refuse_unreadable(sets: Mapping[str, str | None], width: int | None) -> None:
+def refuse_unreadable(sets: Mapping[str, str | None], width: int | None, columns: Sequence[str] | None = None) -> None:
     """Refuse sets that the user names and that cannot be read, before work begins.
 
-    width: of the vectors that the model takes; None for images.
+    width, columns: of the vectors that the model takes, and their names if known; None for images.
     """
     for name, given in sets.items():
         path = Path(given).expanduser() if given else None
@@ -75,7 +86,7 @@ def refuse_unreadable(sets: Mapping[str, str | None], width: int | None) -> None
         if not path.exists():
             raise ValueError(f"ood.sets.{name}={given}: there is no such file or folder")
         if width is not None:
-            vectors_from(path, width)
+            vectors_from(path, width, columns)
         elif path.suffix not in ARRAYS:
             raise ValueError(f"ood.sets.{name}={given}: write a folder of images, or a file {' or '.join(ARRAYS)}")
         elif path.suffix != ".mat":
@@ -107,7 +118,7 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     elif path.is_dir():
         return decode_sound(path, find_images(path), size, fit)[0]
     elif path.suffix == ".txt":
-        names = [line.rpartition(" ")[0] for line in path.read_text().splitlines() if line]
+        names = [line.rpartition(" ")[0] for line in path.read_text("utf-8").splitlines() if line]
         files = [path.parents[2] / OPENOOD_IMAGES / name for name in names]
         return decode_sound(path, files, size, shrink_and_crop)[0]
     elif path.suffix == ".mat":
@@ -119,9 +130,9 @@ def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
     return np.stack([np.asarray(fit(Image.fromarray(image), size)) for image in images_NHWC])
 
 
-def vectors_from(path: Path, width: int) -> Tensor:
+def vectors_from(path: Path, width: int, columns: Sequence[str] | None) -> Tensor:
     """Read a file that data=vectors could read; labels in it count for nothing."""
-    vectors_NV = read_table(path).vectors_NV
+    vectors_NV = read_table(path, columns=columns).vectors_NV
     if vectors_NV.shape[1] != width:
         raise ValueError(f"{path} has vectors of {vectors_NV.shape[1]} values, the training data of {width}")
     return torch.from_numpy(vectors_NV)

@@ -12,7 +12,7 @@ import torch
 from dicedist.algorithm.randomness import generator
 from dicedist.data.prepared import write_synced
 from dicedist.data.reading import shown
-from dicedist.data.sets.folder import from_folder
+from dicedist.data.sets.folder import from_splits
 from dicedist.data.sets.shards import CLASSES, SHARDS
 
 PLAN = "pack.json"
@@ -23,7 +23,7 @@ def pack(folder: Path, output: Path, per_shard: int) -> int:
 
     Images lie in a shuffled order, so that a part of the shards is a fair part of the data.
     """
-    class_names, files = from_folder(folder)
+    class_names, files = from_splits(folder)
     sizes = [[(str(path), label, (folder / path).stat().st_size) for path, label in found] for found in files.values()]
     digest = hashlib.blake2b(repr(sizes).encode(), digest_size=16).hexdigest()
     plan = json.dumps({"images": digest, "per_shard": per_shard})

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from dicedist.algorithm.batch import Batch, share
+from dicedist.algorithm.batch import Batch, paired, share
 from dicedist.config.schema import DataConfig
 from dicedist.data import uses_dali
 from dicedist.data.augmentation import (
@@ -49,7 +49,8 @@ class Planned(NamedTuple):
 
     step: int
     everyone: Tensor  # indices of the whole batch
-    rows: slice  # of it, on this rank
+    rows: slice  # of it, that this rank trains on
+    loaded: slice  # of it, that this rank reads: with the partners that mixing needs
     drawn: list[Drawn | None]  # for each view; None for vectors
 
 
@@ -95,9 +96,11 @@ class Loader:
         members: Sequence[int],
         replica: int = 0,
         replicas: int = 1,
+        mixes: bool = False,
     ):
+        """mixes: whether the step mixes neighbors, so that a replica reads whole pairs."""
         self.split, self.config, self.batch_size, self.seed, self.device = split, config, batch_size, seed, device
-        self.replica, self.replicas, self.kind = replica, replicas, source.kind
+        self.replica, self.replicas, self.mixes, self.kind = replica, replicas, mixes, source.kind
         self.encoded = split.inputs_R if isinstance(split.inputs_R, Encoded) else None
         own: list[tuple[int, ...]] = [(member,) for member in members]
         self.viewers = own if config.per_member else [()] * bool(members)  # (): one view for all members
@@ -111,32 +114,41 @@ class Loader:
             views: Iterator[Tensor] = iter(())
             if self.pipeline is not None:
                 plans, ahead = itertools.tee(plans)
-                views = stack.enter_context(contextlib.closing(self.pipeline.stream(self.raw_batches(ahead))))
-            for step, everyone, rows, drawn in plans:
-                size, indices_B, seen = len(everyone), everyone[rows], zip(drawn, self.viewers, strict=True)
+                raw = self.raw_batches(ahead, epoch)
+                views = stack.enter_context(contextlib.closing(self.pipeline.stream(raw)))
+            for step, everyone, rows, loaded, drawn in plans:
+                size, indices_B, seen = len(everyone), everyone[loaded], zip(drawn, self.viewers, strict=True)
                 labels_B = to_device(self.split.labels_N[indices_B], self.device)
-                images = [self.finish(next(views), one, size, rows, epoch, step, *viewer) for one, viewer in seen]
-                yield Batch(epoch, step, size, rows, indices_B, labels_B, checksum(everyone, epoch, step), images)
+                images = [self.finish(next(views), one, size, loaded, epoch, step, *viewer) for one, viewer in seen]
+                mark, margin = checksum(everyone, epoch, step), (rows.start - loaded.start, loaded.stop - rows.stop)
+                yield Batch(epoch, step, size, rows, indices_B, labels_B, mark, images, margin)
 
     def planned(self, epoch: int, start: int = 0) -> Iterator[Planned]:
-        if self.config.balance:
-            order_N = balanced_order(self.seed, epoch, self.split.labels_N)
-        else:
-            order_N = epoch_order(self.seed, epoch, len(self.split))
+        order_N = self.order(epoch)
         for step in range(start, num_batches(len(order_N), self.batch_size)):
             everyone = order_N[step * self.batch_size :][: self.batch_size]
             rows = share(len(everyone), self.replicas, self.replica)
-            yield Planned(step, everyone, rows, [self.draw(len(everyone), rows, epoch, step, *v) for v in self.viewers])
+            loaded = paired(rows, len(everyone)) if self.mixes else rows
+            drawn = [self.draw(len(everyone), loaded, epoch, step, *viewer) for viewer in self.viewers]
+            yield Planned(step, everyone, rows, loaded, drawn)
+
+    def order(self, epoch: int) -> Tensor:
+        if self.config.balance:
+            return balanced_order(self.seed, epoch, self.split.labels_N)
+        return epoch_order(self.seed, epoch, len(self.split))
 
     def draw(self, size: int, rows: slice, *where: int) -> Drawn | None:
-        if self.kind == "vectors":
+        if self.kind == "vectors" or self.split.outputs_N is not None:
             return None
         return draw(self.config, size, self.seed, *where, encoded=self.encoded is not None).of(rows)
 
-    def raw_batches(self, plans: Iterable[Planned]) -> Iterator[RawBatch | RawEncoded]:
+    def raw_batches(self, plans: Iterable[Planned], epoch: int) -> Iterator[RawBatch | RawEncoded]:
         """Yield the inputs of each view. The pipeline reads them ahead of the step."""
-        for _, everyone, rows, drawn in plans:
-            if self.encoded is None:
+        for _, everyone, _, rows, drawn in plans:
+            if self.split.outputs_N is not None:
+                turns = (epoch + sum(viewer) for viewer in self.viewers)
+                yield from (RawBatch(self.split.take_outputs(everyone[rows], turn), None) for turn in turns)
+            elif self.encoded is None:
                 holds_images = self.pipeline is not None and self.pipeline.holds_images
                 inputs_B = (self.split.rows_of if holds_images else self.split.take)(everyone[rows])
                 yield from (RawBatch(inputs_B, one) for one in drawn)
@@ -154,6 +166,8 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
 
     Images that are too many for the memory of a GPU are DALI's too, which prepares them ahead of the step.
     """
+    if source.trunk is not None:
+        return Unchanged(device)
     encoded = isinstance(source.train.inputs_R, Encoded)
     decided = config.pipeline != "auto" or encoded or device.type == "cuda" and not fits(source)
     if source.kind == "images" and device.type in ("cpu", "cuda") and decided and uses_dali(config):
@@ -168,6 +182,18 @@ def fits(source: Source) -> bool:
     """Tell if all images may stay on a GPU: they are in memory, and few enough with their borders."""
     images, side = source.train.inputs_R, source.size + 2 * padding(source.size)
     return source.kind == "images" and isinstance(images, Tensor) and 3 * len(images) * side**2 <= RESIDENT
+
+
+class Unchanged:
+    """Outputs of a frozen trunk, which has read normalized images."""
+
+    described, holds_images = "the frozen trunk has read the images", False
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def stream(self, raw: Iterable[RawBatch]) -> Generator[Tensor, None, None]:
+        yield from (to_device(batch.inputs_B, self.device) for batch in raw)
 
 
 class TorchPipeline:
@@ -249,8 +275,15 @@ def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
 def evaluation_batches(
     split: Split, source: Source, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order."""
+    """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order.
+
+    Of a split that a frozen trunk has read, its outputs.
+    """
     normalize = Normalize(source, device)
     for start in range(0, len(split), batch_size):
         indices_B = torch.arange(start, min(start + batch_size, len(split)))
-        yield normalize(to_device(split.take(indices_B), device)), to_device(split.labels_N[indices_B], device)
+        labels_B = to_device(split.labels_N[indices_B], device)
+        if split.outputs_N is not None:
+            yield to_device(split.outputs_N[indices_B, 0], device), labels_B
+        else:
+            yield normalize(to_device(split.take(indices_B), device)), labels_B

@@ -195,7 +195,7 @@ def _built(build: Build, folder: Path | None) -> Prepared:
 
 
 def write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,11 +1,17 @@
-"""Parts that all readers of files share: the splits, the reason of an error in one line, and progress."""
+"""Parts that all readers of files share: splits, the reason of an error in one line, and progress."""
 
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dicedist.algorithm.randomness import generator
 from dicedist.cluster.heartbeat import advance
+from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
 
@@ -18,6 +24,16 @@ Item = TypeVar("Item")
 def reason(error: BaseException) -> str:
     """Return one printable line that does not name the image."""
     return printable(NAMED.sub("", " ".join(str(error).split()))) or type(error).__name__
+
+
+def for_test(labels_N: NDArray[np.int64], config: DataConfig) -> NDArray[np.bool_]:
+    """Choose data.test_fraction of each class, where the data does not say which inputs are for the test."""
+    is_test_N = np.zeros(len(labels_N), bool)
+    order_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "test")).numpy()
+    for label in range(labels_N.max() + 1):
+        of_class = order_N[labels_N[order_N] == label]
+        is_test_N[of_class[: round(config.test_fraction * len(of_class))]] = True
+    return is_test_N
 
 
 def shown(items: Iterable[Item], total: int, noun: str, first: int = 0) -> Iterator[Item]:

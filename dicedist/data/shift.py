@@ -15,7 +15,7 @@ from dicedist.data.prepared import NewArray, home, prepare
 from dicedist.data.sets.folder import decode_sound, scan
 from dicedist.data.sources import Source, Split, part, some_of_each
 
-VERSION = 1  # increase it when an operator changes: corrupted images are kept
+VERSION = 2  # increase it when an operator changes: corrupted images are kept
 KINDS = {  # shift=KIND -> the operators of corruptions.py
     "corruptions": list(CORRUPTIONS),
     "corruptions_extra": list(EXTRA),
@@ -90,7 +90,8 @@ def official(severities: Sequence[int], limit: int | None, source: Source, root:
     if not names or not (folder / "labels.npy").is_file():
         raise ValueError(f"shift=cifar_c: put the folder {folder.name} with its .npy files into {root}")
     labels = read_official(folder / "labels.npy", (50_000,))
-    rows = np.arange(10_000)[:limit]
+    # data.test_limit may have left some test images out.
+    rows = np.asarray(torch.arange(10_000) if source.test.rows_N is None else source.test.rows_N)[:limit]
 
     def sets() -> Iterator[tuple[str, int, Split]]:
         for name in names:
@@ -100,7 +101,7 @@ def official(severities: Sequence[int], limit: int | None, source: Source, root:
                 labels_N = torch.from_numpy(labels[chosen].astype(np.int64))
                 yield name, severity, Split(torch.from_numpy(np.ascontiguousarray(images[chosen])), labels_N)
 
-    return Shift(part(source.test, torch.from_numpy(rows)), names, list(severities), sets())
+    return Shift(part(source.test, torch.arange(len(rows))), names, list(severities), sets())
 
 
 def read_official(path: Path, shape: tuple[int, ...]) -> np.ndarray:

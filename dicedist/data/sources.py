@@ -5,8 +5,9 @@ Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C 
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import plural, printable
+from dicedist.console.lines import plural, printable, redacted
 from dicedist.data.encoded import Encoded
 from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 IMAGES, VECTORS = "images", "vectors"
 LISTED = 20  # corrupt files named in the log
+LEAST_HELD_OUT = 500  # inputs that data.val_limit=auto leaves: thresholds and label sets are calibrated on them
 MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
 
 
@@ -33,6 +35,7 @@ class Split:
     inputs_R: Tensor | Encoded | Items | None  # uint8 images or float32 vectors, mapped and shared; None: labels only
     labels_N: Tensor  # int64
     rows_N: Tensor | None = None  # which rows of the inputs; None: all, in order
+    outputs_N: Tensor | None = None  # float32 [N, views, ...]: a frozen trunk's, which members read instead of inputs
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -45,6 +48,12 @@ class Split:
     def rows_of(self, indices_B: Tensor) -> Tensor:
         return indices_B if self.rows_N is None else self.rows_N[indices_B]
 
+    def take_outputs(self, indices_B: Tensor, turn: int) -> Tensor:
+        """Copy a view of each input's outputs: with every turn the next view, and inputs side by side have others."""
+        assert self.outputs_N is not None
+        views = self.outputs_N.shape[1]
+        return self.outputs_N.flatten(0, 1).index_select(0, indices_B * views + (indices_B + turn) % views)
+
     @property
     def images_NHWC(self) -> Tensor:
         """Return all images of the split: a copy, unless the split is everything that the files hold."""
@@ -52,6 +61,11 @@ class Split:
         if self.rows_N is None and isinstance(self.inputs_R, Tensor):
             return self.inputs_R
         return self.take(torch.arange(len(self)))
+
+
+class Reads(Protocol):
+    def read(self, split: Split, source: "Source") -> Split:
+        """Return the split with outputs."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +80,16 @@ class Source:
     test: Split
     data_digest: str  # of every pixel and label, and of the way they are split
     kind: str = IMAGES  # or vectors
+    trunk: "Reads | None" = None  # frozen: it reads every split once, for members to read its outputs
+    columns: tuple[str, ...] | None = None  # the names of a vector's values, if their table has any
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def seen(self, split: Split) -> Split:
+        """Return a split of any images as members see it: with the outputs of the trunk, if there is one."""
+        return split if self.trunk is None or split.outputs_N is not None else self.trunk.read(split, self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,9 +101,16 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     """Load what every process of a node may ask for at once; the first prepares the images, which can take minutes."""
     prepared = prepare(config)
     about = prepared.about
-    whole = whole_split(prepared, "train", None if labels_only else config)
+    whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
     train_rows, val_rows = holdout(whole.labels_N, config)
-    settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit)
+    held = part(whole, val_rows)
+    if config.split == "given":
+        held = whole_split(prepared, "val", None if labels_only else config)
+    val = limited(held, most_held_out(config, len(whole) - len(val_rows), len(held)))
+    test = limited(tested, config.test_limit)
+    limits = (("val", val, held), ("test", test, tested))
+    cut = [(name, len(some)) for name, some, every in limits if len(some) < len(every)]
+    settings = (about["digest"], config.split, config.val_fraction, config.split_seed, config.train_limit, *cut)
     return Source(
         name=config.name,
         class_names=list(about["class_names"]),
@@ -91,11 +118,23 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
         std=tuple(about["std"]),
         size=config.size,
         train=part(whole, train_rows),
-        val=part(whole, val_rows),
-        test=whole_split(prepared, "test", None if labels_only else config),
+        val=val,
+        test=test,
         data_digest=hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest(),
         kind=VECTORS if holds_vectors(prepared) else IMAGES,
+        columns=columns_of(prepared),
     )
+
+
+def of_run(data: DataConfig, root: str | None = None, trusted: bool = False) -> DataConfig:
+    """Return the data of a run that may be a stranger's: only a command names an address to read from, or trusts code.
+
+    root, trusted: of the command.
+    """
+    if root is None and data.root is not None and "://" in data.root:
+        place = redacted(data.root)
+        raise ValueError(f"the run reads its data from {place}: add data.root={place} if you trust that address")
+    return replace(data, root=root or data.root, download=False, trusted=trusted)
 
 
 def prepare(config: DataConfig) -> Prepared:
@@ -126,10 +165,15 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
             raise ValueError(f"{split}/{class_names[int(counts.argmin())]}: none of its images can be decoded")
 
 
-def vector_width(config: DataConfig) -> int | None:
-    """Return the values of an input if inputs are vectors; None for images, which are not prepared for it."""
+def vector_columns(config: DataConfig) -> tuple[int, tuple[str, ...] | None] | None:
+    """Return the number of values of a vector and their names, if known; None for images, which are not prepared."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
-    return len(prepared.about["mean"]) if prepared and holds_vectors(prepared) else None
+    return (len(prepared.about["mean"]), columns_of(prepared)) if prepared and holds_vectors(prepared) else None
+
+
+def columns_of(prepared: Prepared) -> tuple[str, ...] | None:
+    names = prepared.about.get("columns")
+    return None if names is None else tuple(names)
 
 
 def holds_vectors(prepared: Prepared) -> bool:
@@ -158,8 +202,10 @@ def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Enc
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
+    """Of a frozen trunk's outputs only the first view, which evaluation reads."""
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
-    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N)
+    outputs_N = None if whole.outputs_N is None else whole.outputs_N[:, :1][chosen_N]
+    return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N, outputs_N)
 
 
 def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
@@ -181,6 +227,19 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
     if config.train_limit is not None:
         train_rows = train_rows[some_of_each(labels_N[train_rows], config.train_limit)]
     return train_rows, val_rows
+
+
+def most_held_out(config: DataConfig, num_train: int, num_held: int) -> int:
+    """Return how many of the held-out inputs are used: data.val_limit. num_train: before data.train_limit."""
+    if config.val_limit != "auto":
+        return num_held if config.val_limit is None else int(config.val_limit)
+    share = min(1.0, (config.train_limit or num_train) / num_train)
+    return max(LEAST_HELD_OUT, round(share * num_held))
+
+
+def limited(whole: Split, most: int | None) -> Split:
+    """Return at most so many inputs, as many of each class as possible."""
+    return whole if most is None or most >= len(whole) else part(whole, some_of_each(whole.labels_N, most))
 
 
 def some_of_each(labels_N: Tensor, most: int) -> Tensor:

@@ -27,6 +27,7 @@ def checks(config: Config, ranks: int, nodes: Sequence[str]) -> dict[str, Check]
         "ports": services.ports,
         **{f"node {name}": partial(services.reaches, name) for name in nodes},
         "data": partial(services.data_root, config),
+        "bucket": partial(services.bucket, config),
         "MLflow": partial(services.mlflow_store, config),
         "messages": partial(services.ranks_reach_each_other, ranks),
     }

@@ -1,4 +1,4 @@
-"""What training reaches over the network, and the images: other ranks, other nodes, MLflow, the data."""
+"""The parts of a training beyond this process: other ranks and nodes, the data, the bucket, MLflow."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from dicedist.console.lines import redacted
 from dicedist.data import sources
 from dicedist.data.prepared import home, refuse_unwritable
 from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, Finding, judged
+from dicedist.runs.bucket import Bucket
 from dicedist.tracking.mlflow.store import chosen_store, folder_of
 
 SECONDS = 5.0
@@ -83,9 +84,23 @@ def data_root(config: Config) -> Finding:
     return judged(f"{config.data.name}: {len(source.train):,} training images in {root}")
 
 
+def bucket(config: Config) -> Finding:
+    """Write a small file to run.remote, read it back and remove it, as a training does when it begins."""
+    if config.run.remote is None:
+        return Finding(SKIPPED, "run.remote is not set: runs are kept in their folder alone")
+    where = f"run.remote={redacted(config.run.remote)}"
+    try:
+        found = Bucket.of(config)
+        assert found is not None
+        found.refuse_unwritable(where)
+    except ValueError as error:
+        return judged(str(error), "install what is missing, or check the bucket and its credentials", state=FAILED)
+    return judged(f"{where} can be written and read")
+
+
 def mlflow_store(config: Config) -> Finding:
-    if config.tracking.to == "none":
-        return Finding(SKIPPED, "tracking=none")
+    if "mlflow" not in config.tracking.trackers:
+        return Finding(SKIPPED, f"tracking={config.tracking.to} sends nothing there")
     uri = chosen_store(config.tracking.uri)
     folder = folder_of(uri)
     if folder is not None:

@@ -43,7 +43,16 @@ def run(arguments: Sequence[str]) -> None:
         step = assemble(config, method, plan, placement, world, extent)
         replica, replicas = placement.replica_on(world.rank), placement.replicas if members else 1
         loader = Loader(
-            source.train, config.data, source, config.batch_size, config.seed, world.device, members, replica, replicas
+            source.train,
+            config.data,
+            source,
+            config.batch_size,
+            config.seed,
+            world.device,
+            members,
+            replica,
+            replicas,
+            config.loss.mixes,
         )
         values = []
         for nth in range(int(steps)):

@@ -4,11 +4,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from types import NoneType, UnionType
+from typing import Any, Self, get_args, get_origin
 
+from dicedist.config.schema import AVERAGES, LARGEST_SIZE, NetworkConfig
 from dicedist.data.sources import Source
 
 VECTORS = "vectors"
+# Keys of a network that decide what is built: neither its name nor code, and nothing that only training needs.
+NO_OPTIONS = ("name", "_target_", "trusted", "per_member", "pretrained", "sha256", "freeze")
+OPTIONS = {entry.name: entry.type for entry in fields(NetworkConfig) if entry.name not in NO_OPTIONS}
+LARGEST_NUMBER = 2**53  # smaller ones are exact as a float
 PREPARATION = "the short side is scaled to `size` by bilinear interpolation, and the middle square is taken"
 
 
@@ -32,6 +38,8 @@ class About:
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
+    columns: list[str] | None = None  # the names of a vector's values, where training read them from a table
+    gives_logits: bool = False  # members were trained elsewhere and end in logits; `target` builds one
     fusion: dict[str, Any] | None = None  # of a method with a fused classifier: its term, and the sizes of members
 
     def as_json(self) -> str:
@@ -51,7 +59,30 @@ class About:
                 f"{origin} was exported by another version of dicedist (they differ in {', '.join(differing)}): "
                 "export the run again"
             )
-        return cls(**values)
+        about = cls(**values)
+        if wrong := misfits(about):
+            raise ValueError(f"{not_ours(origin)}: {wrong[0]} is damaged")
+        if not about.is_consistent:
+            raise ValueError(f"{not_ours(origin)}: its parts contradict each other")
+        return about
+
+    @property
+    def is_consistent(self) -> bool:
+        """Return whether values of the right types make sense together."""
+        options, width = self.options or {}, len(self.mean)
+        return (
+            0 < len(self.members) == len(self.networks)
+            and all(place in range(len(self.members)) for place in self.compared)
+            and all(deviation > 0 for deviation in self.std)
+            and width == len(self.std) == (width if self.images == VECTORS else 3) > 0
+            and 0 < self.size <= LARGEST_SIZE
+            and self.images in ("uint8", "float", VECTORS)
+            and self.average in AVERAGES
+            and self.temperature > 0
+            and len(self.class_names) > 1
+            and (self.columns is None or len(self.columns) == width)
+            and all(key in OPTIONS and fits(value, OPTIONS[key]) for key, value in options.items())
+        )
 
     def of(self, places: Sequence[int]) -> "About":
         """Describe the members at these places. Nothing was fitted to them: confidences are not calibrated."""
@@ -68,9 +99,29 @@ class About:
         )
 
 
+def misfits(described: Any) -> list[str]:
+    """Return the fields of a dataclass, filled from JSON, that have not the type that they are declared with."""
+    return [entry.name for entry in fields(described) if not fits(getattr(described, entry.name), entry.type)]
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return whether a value of JSON has this type; a number must not be huge, and True is no number."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(fits(value, one) for one in inner)
+    if origin is list:
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if kind in (int, float):
+        return type(value) in (int, kind) and abs(value) < LARGEST_NUMBER
+    return kind is Any or type(value) is (NoneType if kind is None else kind)
+
+
 def described(source: Source) -> dict[str, Any]:
     """The fields of About that the data give."""
-    return {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
+    found = {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
+    return found | ({"columns": list(source.columns)} if source.columns is not None else {})
 
 
 def not_ours(path: Path) -> str:

@@ -7,21 +7,19 @@ Legend: M members, N inputs, K classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from dicedist import metrics
 from dicedist.config.checks import check_calibration
 from dicedist.config.schema import CalibrationConfig
-from dicedist.console.lines import warn
-from dicedist.evaluation.about import About
-from dicedist.metrics import conformal
-from dicedist.runs.files import load_tensors
-from dicedist.runs.run import Results
+from dicedist.console.lines import plural, warn
+from dicedist.evaluation.about import About, misfits
+from dicedist.metrics import abstention, conformal
+from dicedist.runs.results import Results
 
 LOGITS, LABELS, SCORES = "calibration.logits", "calibration.labels", "calibration.ood_scores"  # in logits.safetensors
 
@@ -41,6 +39,30 @@ class Calibration:
     coverage: float | None
     threshold: float  # the lowest confidence that is answered
     ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
+    # Not in results and exports of earlier versions:
+    guarantee: float | str | None = None  # of the risk; None: it is that of the inputs which chose the threshold
+    temperature_spread: float | None = None  # half the width of its 95 % interval
+    answered: int | None = None  # inputs that reach the threshold, and how many of them are answered wrongly
+    wrong: int | None = None
+    fewest: int | None = None  # inputs behind a quantile; with per_class, of the smallest class
+
+
+def parsed(values: Any, num_classes: int | None = None) -> Calibration:
+    """Return the calibration in a description that may be a stranger's; ValueError if it is none.
+
+    num_classes: if known, quantiles must be one or one for each.
+    """
+    try:
+        found = Calibration(**values)
+    except TypeError as error:
+        raise ValueError("it holds no calibration of this version") from error
+    if wrong := misfits(found):
+        raise ValueError(f"its calibration is damaged ({wrong[0]})")
+    if not found.temperature > 0 or found.conformal not in ("lac", "aps"):
+        raise ValueError("its calibration is damaged")
+    if num_classes and found.quantiles is not None and len(found.quantiles) not in (1, num_classes):
+        raise ValueError(f"its calibration has {len(found.quantiles)} quantiles for {num_classes} classes")
+    return found
 
 
 def fit(
@@ -63,18 +85,39 @@ def fit(
             raise
         warn(f"no sets of labels: {error}")
         quantiles = None
-    risk = config.risk if config.coverage is None else None
-    threshold = conformal.abstention_threshold(confidence_N, predictions_N == labels_N, risk, config.coverage)
-    if threshold == conformal.NEVER:
-        warn(f"no confidence keeps calibration.risk={risk} on {config.source} images: the ensemble abstains always")
+    right_N = predictions_N == labels_N
+    threshold = lowest_answered(confidence_N, right_N, config)
+    answered_N = conformal.reaches(confidence_N, threshold)
+    counts_K = labels_N.bincount(minlength=p_NK.shape[1])
     return Calibration(
-        **{**asdict(config), "risk": risk},
+        **{**asdict(config), "risk": config.risk if config.coverage is None else None},
         num_inputs=len(labels_N),
         temperature=temperature,
         quantiles=quantiles,
         threshold=threshold,
         ood_threshold=None if ood_scores_N is None else conformal.acceptance_threshold(ood_scores_N),
+        temperature_spread=metrics.temperature_spread(averaged_NK, labels_N, temperature),
+        answered=int(answered_N.sum()),
+        wrong=int((answered_N & ~right_N).sum()),
+        fewest=int(counts_K.min()) if config.per_class else len(labels_N),
     )
+
+
+def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationConfig) -> float:
+    """Return the abstention threshold, and warn where the risk cannot be kept."""
+    if config.coverage is not None:
+        return abstention.coverage_threshold(confidence_N, config.coverage)
+    assert config.risk is not None, "a training has a risk or a coverage"
+    threshold = abstention.risk_threshold(confidence_N, right_N, config.risk, config.guarantee)
+    if threshold == abstention.NEVER:
+        needed, number = abstention.answers_needed(config.risk, config.guarantee), plural(len(right_N), "image")
+        few = f", which takes {needed} right answers at the least" if len(right_N) < needed else ""
+        warn(
+            f"{number} of {config.source} cannot show that at most calibration.risk={config.risk:g} of the answers are "
+            f"wrong (calibration.guarantee={config.guarantee}){few}: the ensemble abstains always; hold out more, "
+            "allow a higher risk, or write calibration.coverage=0.8"
+        )
+    return threshold
 
 
 def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str, Tensor]:
@@ -83,7 +126,7 @@ def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str
 
 
 def tested(
-    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor
+    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor | None
 ) -> dict[str, Any]:
     """Measure the choices on the test set, every measure at the calibrated temperature."""
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
@@ -104,7 +147,7 @@ def tested(
         found["set_coverage"] = hit_N.mean().item()
         found["set_coverage_worst_class"] = per_class_K.min().item()
         found["set_size"] = sets_NK.sum(1).double().mean().item()
-    if calibration.ood_threshold is not None:
+    if calibration.ood_threshold is not None and ood_scores_N is not None:
         found["ood_accepted"] = conformal.reaches(ood_scores_N, calibration.ood_threshold).double().mean().item()
     return found
 
@@ -133,25 +176,33 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
     return aims
 
 
-def of_run(results: Results, members: list[int], average: str, asked: Mapping[str, Any]) -> Calibration | None:
-    """The calibration of a run's evaluation, or for other members, averages or targets a new one on the kept logits.
+def of_results(
+    results: Results, result: Mapping[str, Any], members: list[int], average: str, asked: Mapping[str, Any]
+) -> Calibration | None:
+    """The calibration of an evaluation, or for other members, averages or targets a new one on the kept logits.
 
-    asked: keys of `calibration`, None where they are the run's. None if the run was not calibrated.
+    result: evaluation.json. asked: keys of `calibration`, None where they are the run's. None without a calibration.
     """
     try:
-        result = results.result() or {}
-        whole = Calibration(**{entry.name: result["calibration"][entry.name] for entry in fields(Calibration)})
+        whole = parsed({name: result["calibration"][name] for name in known_in(result["calibration"])})
         evaluated = result["member_ids"]
         if (evaluated, result["average"]) == (members, average) and set(asked.values()) <= {None}:
             return whole
         rows = [evaluated.index(number) for number in members]
-        saved = load_tensors(results.logits_file)
+        saved = results.tensors(results.logits_file, result)
         logits_MNK, labels_N = saved[LOGITS][rows], saved[LABELS]
         if labels_N.shape != logits_MNK.shape[1:2] or not 0 <= labels_N.min() <= labels_N.max() < logits_MNK.shape[2]:
             raise ValueError(f"{results.logits_file} is damaged")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    own = CalibrationConfig(**{entry.name: getattr(whole, entry.name) for entry in fields(CalibrationConfig)})
+    own = CalibrationConfig(
+        **{entry.name: result["calibration"].get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
+    )
     scores_N = saved.get(SCORES) if members == evaluated else None
     strict = asked.get("alpha") is not None
     return fit(logits_MNK, labels_N, average, aimed(own, asked), scores_N, strict)
+
+
+def known_in(saved: Mapping[str, Any]) -> list[str]:
+    """Return the fields to take from saved results, which may be of an earlier version; KeyError if one is missing."""
+    return [entry.name for entry in fields(Calibration) if entry.name in saved or entry.default is MISSING]

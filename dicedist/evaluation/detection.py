@@ -81,7 +81,7 @@ def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, S
     by_set: dict[str, Any] = {}
     resamples: dict[str, dict[str, Tensor]] = {}
     for name, scores in outside.items():
-        resamples[name] = {score: auroc_resamples(inside[score], scores[score]) for score in inside}
+        resamples[name] = {score: auroc_resamples(inside[score], scores[score], name) for score in inside}
         by_set[name] = {
             score: {
                 **metrics.ood(inside[score], scores[score]),

@@ -9,10 +9,10 @@ V values of a vector.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,16 @@ from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.schema import NetworkConfig
+from dicedist.config.targets import name_of, resolve, standing_for
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
 from dicedist.evaluation.calibration import decisions
 from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
+
+if TYPE_CHECKING:
+    from dicedist.evaluation.standalone import Evaluation
 
 IMAGES = ("uint8", "float")
 BATCH = 256
@@ -73,7 +77,7 @@ class Ensemble(nn.Module):
         self.held = list(range(len(about.members)) if held is None else held)
         self.w: PairClassifier | None = None
         self.fusion: nn.Module | None = None
-        self.fused = None if about.fusion is None else objectives.named(about.fusion["term"]).fused_head()
+        self.fused = None if about.fusion is None else objectives.term_class(about.fusion["term"]).fused_head()
         each = (-1,) if about.images == VECTORS else (-1, 1, 1)
         std_C11, mean_C11 = (torch.tensor(x, dtype=torch.float64).view(each) for x in (about.std, about.mean))
         brightest = 255 if about.images == "uint8" else 1
@@ -89,13 +93,22 @@ class Ensemble(nn.Module):
         average: str | None = None,
         images: str = "uint8",
         trusted: bool = False,
+        model: Callable[[], nn.Module] | None = None,
     ) -> "Ensemble":
         """The ensemble of a run (its last checkpoint), or of a file that `dicedist export` wrote as safetensors or pt2.
 
         members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
         "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
-        the code of a network class of one's own, which the run only names.
+        the code of a network class of one's own, which the run only names; model, the function that `fit` was given,
+        where it cannot be imported.
         """
+        with standing_for("network", model):
+            return Ensemble._load(source, members, average, images, trusted)
+
+    @staticmethod
+    def _load(
+        source: str | Path, members: Sequence[int] | str | None, average: str | None, images: str, trusted: bool
+    ) -> "Ensemble":
         path = Path(source)
         if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
             from dicedist.evaluation.loading import load_ensemble
@@ -133,7 +146,7 @@ class Ensemble(nn.Module):
         about = About(
             run="", step=0, members=list(range(len(copies))), networks=[type(member).__name__ for member in copies],
             target=None, trunk=None, compared=[], conditional=False, class_names=names, mean=list(mean), std=list(std),
-            size=size, images="uint8", average=average, temperature=temperature,
+            size=size, images="uint8", average=average, temperature=temperature, gives_logits=True,
         )  # fmt: skip
         ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies]).frozen()
         ensemble.refuse_misfits()
@@ -159,6 +172,62 @@ class Ensemble(nn.Module):
                 raise ValueError(f"member {number} cannot read images {list(black.shape)}: {reason}") from error
             if shape != wanted:
                 raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
+
+    def calibrate(self, val: Any, **targets: Any) -> Self:
+        """Choose temperature, label sets and thresholds on held-out inputs, for `predict`, `save` and `export`.
+
+        val: a Dataset of (input, class), a DataLoader, or arrays (inputs, classes). targets: keys of `calibration`, as
+        alpha=0.05 or risk=0.02.
+        """
+        from dicedist.evaluation.standalone import calibrate
+
+        found = calibrate(self, val, targets)
+        self.about = replace(self.about, temperature=found.temperature, calibration=asdict(found))
+        return self
+
+    def evaluate(
+        self,
+        test: Any,
+        val: Any = None,
+        train: Any = None,
+        ood: Mapping[str, Any] | None = None,
+        folds: int = 1,
+        output: str | Path | None = None,
+    ) -> "Evaluation":
+        """Measure accuracy, likelihood, calibration, diversity, uncertainty and OOD detection.
+
+        test, val, train: as in `calibrate`; val calibrates for this evaluation if the ensemble is not calibrated, and
+        train gives the features that nearest neighbors compare with. ood: name -> inputs, a folder or an .npz.
+        output: the folder of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
+        """
+        from dicedist.evaluation.standalone import evaluate
+
+        return evaluate(self, test, val, train, ood or {}, folds, output)
+
+    def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
+        """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.
+
+        model: builds one member, if the ensemble was made by `from_members`. Its import path is saved with the file:
+        `Ensemble.load(path, trusted=True)` imports it, `Ensemble.load(path, model=...)` is given it.
+        """
+        if self.about.gives_logits:
+            if model is None:
+                raise ValueError(
+                    "networks trained elsewhere are built by your code: write save(path, model=make_network)"
+                )
+            self.about = replace(self.about, target=name_of(model))
+        with standing_for("network", model):
+            return self.export(Path(path).with_suffix(".safetensors"))
+
+    def export(self, path: str | Path) -> Path:
+        """Write a .pt2 or .onnx graph, which runs without dicedist, and check its answers against these networks."""
+        from dicedist.evaluation.formats import FORMATS, export, random_inputs
+
+        path = Path(path)
+        if path.suffix.removeprefix(".") not in FORMATS:
+            raise ValueError(f"{path}: write a file that ends in .{', .'.join(FORMATS)}")
+        export(self, path, path.suffix.removeprefix("."), random_inputs(self.about))
+        return path
 
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
@@ -236,7 +305,8 @@ class Ensemble(nn.Module):
         about = self.about
         if about.compared:
             classes = len(about.class_names) if about.conditional else 1
-            self.w = PairClassifier(len(about.compared), weights["w.slots_MDH"].shape[1], classes)
+            _, features, hidden = weights["w.slots_MDH"].shape
+            self.w = PairClassifier(len(about.compared), features, classes, hidden)
             self.w.to(self.device).load_state_dict(of_kind("w.", weights))
         if about.fusion is not None and self.fused is not None:
             known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
@@ -314,9 +384,7 @@ class Ensemble(nn.Module):
         return self.w.independence(torch.stack(compared), labels_N, self.compared_P2)
 
 
-def build_members(
-    about: About, trusted: bool, places: Sequence[int]
-) -> tuple[nn.Module, list[Network], list[nn.Module]]:
+def build_members(about: About, trusted: bool, places: Sequence[int]) -> tuple[nn.Module, list[Any], list[nn.Module]]:
     """Build the trunk, the encoders and the classifiers of some members, with random weights."""
 
     def network(name: str) -> Network:
@@ -324,11 +392,15 @@ def build_members(
         shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
         return networks.build(replace(named, **(about.options or {})), shape)
 
-    encoders = [network(about.networks[place]) for place in places]
+    if about.gives_logits and about.target is not None:
+        made = [resolve("network", about.target, trusted)() for _ in places]
+        return nn.Identity(), made, [nn.Identity() for _ in places]
+    # One after another: a branch does not keep its copy of the trunk.
+    whole = (network(about.networks[place]) for place in places)
+    encoders = [own if about.trunk is None else own.branch() for own in whole]
     classifiers: list[nn.Module] = [nn.Linear(own.feature_dim, len(about.class_names)) for own in encoders]
-    if about.trunk is None or not encoders:
-        return nn.Identity(), encoders, classifiers
-    return network(about.trunk).trunk, [own.branch() for own in encoders], classifiers
+    trunk = nn.Identity() if about.trunk is None or not encoders else network(about.trunk).trunk
+    return trunk, encoders, classifiers
 
 
 def as_in_training(ensemble: Ensemble) -> Ensemble:
@@ -342,17 +414,33 @@ def restored(
     about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
 ) -> Ensemble:
     """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
-    trunk, encoders, classifiers = build_members(about, trusted, range(len(about.members)) if held is None else held)
-    sampled = any(name.startswith("bottlenecks.") for name in weights)
-    bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
-    ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
+    places = range(len(about.members)) if held is None else held
     try:
+        if places and is_larger(about, len(places), weights):
+            raise IndexError  # it could take all memory or time to build it
+        trunk, encoders, classifiers = build_members(about, trusted, places)
+        sampled = any(name.startswith("bottlenecks.") for name in weights)
+        bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
+        ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
         if held is None:
             ensemble.with_heads(weights)
         ensemble.load_state_dict(weights)
-    except (RuntimeError, KeyError, IndexError) as error:
+    except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        if trusted and about.target:
+            raise  # the user's own code may have raised it
         raise ValueError(f"{origin} is of another network, method or number of classes") from error
     return ensemble.frozen()
+
+
+def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> bool:
+    """Return whether a description asks for more than its weights hold, before anything is built."""
+    widest = max((size for value in weights.values() for size in value.shape), default=0)
+    options, sizes = about.options or {}, (about.fusion or {}).get("sizes", ())
+    asked = [options.get(name) or 0 for name in ("width", "feature_dim")]
+    asked += [value for size in sizes for value in (size["features"], size["classes"], *(size.get("map") or ()))]
+    if "mlp" in about.networks and about.images != VECTORS:
+        asked.append(3 * about.size**2)
+    return max(num_members, options.get("depth") or 0) > len(weights) or max(asked) > widest
 
 
 def largest(logits_NK: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Evaluator(Reader):
 
     w: Discriminator | None = None  # of the run, on the reporter; knows all members of the run except a student
     student: int | None = None  # the member that the method trains to be used alone
+    chosen: calibration.Calibration | None = None  # made before: nothing is chosen on validation inputs
 
     def evaluate(
         self, folds: int, ood: OodConfig, targets: CalibrationConfig, data_root: str | None, fresh: bool = False
@@ -51,7 +52,7 @@ class Evaluator(Reader):
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
-        scorer = Scorer(self.about.average, independence, self.reference() if images else None)
+        scorer = Scorer(self.about.average, independence, self.reference() if images and len(source.train) else None)
         rows_N = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
         columns = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,)
         test = self.collect(source.test, f"test {source.kind}", columns, scorer.look, None if has_val else rows_N)
@@ -78,7 +79,12 @@ class Evaluator(Reader):
         scores = {name: score(found) for name, found in {**outside, **union_of(outside)}.items()}
         result |= detect(score(test), scores, ood.groups or {EVERY_SET: list(images)})
         findings.tensors |= {f"ood.{name}": found.logits_MNK for name, found in outside.items()}
-        if has_val or targets.source == "test":
+        if self.chosen is not None:
+            tested = calibration.tested(
+                self.chosen, test.logits_MNK, test.labels_N, self.about.average, used(score(test))
+            )
+            result["calibration"] = {**asdict(self.chosen), "test": tested}
+        elif has_val or targets.source == "test":
             self.calibrate(findings, test if targets.source == "test" else held_out, test, targets, score)
         self.add_fused_and_student(findings, test, folds)
         return findings

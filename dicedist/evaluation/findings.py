@@ -4,11 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
-from dicedist.runs.files import load_tensors, save_tensors
-from dicedist.runs.run import Results
+from dicedist.runs.results import Results
 
 KEPT = ("redundancy_fresh",)  # what only some evaluations measure
 
@@ -19,21 +17,20 @@ class Findings:
     tensors: dict[str, Tensor]  # logits and labels of the test set, logits of each OOD set
     gallery: dict[str, Tensor]  # empty for vectors
 
-    def save(self, results: Results, dropped: Collection[str] = ()) -> dict[str, Any]:
-        """Writes the files, and returns what evaluation.json now says.
+    def save(self, results: Results, dropped: Collection[str] = ()) -> tuple[Results, dict[str, Any]]:
+        """Write the files. Return the folder that they are in, and what evaluation.json now says.
 
         An earlier evaluation of the same weights keeps the OOD sets and estimates that this one did not measure, but
-        for sets that the user dropped.
+        for sets that the user dropped. Results of a later step stay: then these go to a folder of their step.
         """
-        earlier = results.result() or {}
-        if same_ensemble(earlier, self.result):
-            self.add_earlier(earlier, earlier_tensors(results), dropped)
-        results.directory.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.tensors, results.logits_file)
-        if self.gallery:
-            save_tensors(self.gallery, results.gallery_file)
-        results.write_result(self.result)
-        return self.result
+        with results.writing():
+            earlier = results.result() or {}
+            if earlier.get("step", 0) <= self.result["step"]:
+                if same_ensemble(earlier, self.result):
+                    self.add_earlier(earlier, earlier_tensors(results, earlier), dropped)
+                results.write_result(self.result, self.tensors, self.gallery)
+                return results, self.result
+        return self.save(results.aside(self.result["step"]), dropped)
 
     def add_earlier(self, earlier: dict[str, Any], tensors: dict[str, Tensor], dropped: Collection[str]) -> None:
         result = self.result
@@ -50,14 +47,13 @@ class Findings:
 
 
 def same_ensemble(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
-    """Return whether both are about the same members after the same step; old files do not name their step."""
-    return all(earlier.get(key, later[key]) == later[key] for key in ("step", "member_ids", "average")) and (
-        "member_ids" in earlier
-    )
+    """Return whether both are about the same members of the same checkpoint; old files do not name all of it."""
+    named = ("step", "checkpoint", "weights", "member_ids", "average")
+    return all(earlier.get(key, later.get(key)) == later.get(key) for key in named) and "member_ids" in earlier
 
 
-def earlier_tensors(results: Results) -> dict[str, Tensor]:
+def earlier_tensors(results: Results, earlier: dict[str, Any]) -> dict[str, Tensor]:
     try:
-        return load_tensors(results.logits_file)
-    except (OSError, SafetensorError):
+        return results.tensors(results.logits_file, earlier)
+    except (OSError, ValueError):
         return {}

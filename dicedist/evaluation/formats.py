@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from torch.export.passes import move_to_device_pass
 from dicedist.algorithm.randomness import generator
 from dicedist.data import sources
 from dicedist.evaluation.about import VECTORS, About, not_ours
+from dicedist.evaluation.calibration import parsed
 from dicedist.evaluation.ensemble import Ensemble, restored
 from dicedist.runs.files import sync
 from dicedist.runs.run import Run
@@ -34,15 +34,20 @@ def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
     """Inputs as the ensemble takes them, from the run's test set if available, else random; and a description."""
     config, kind = run.config().data, VECTORS if about.images == VECTORS else "images"
     try:
-        test = sources.load(replace(config, download=False)).test
+        test = sources.load(sources.of_run(config)).test
         images_NHWC = test.take(torch.arange(CHECKED_ON) % len(test))
         described = f"test {kind} of {config.name}"
     except (ValueError, OSError):
-        draws, described = generator("cpu", 0, "export"), f"random {kind}, as {config.name} is not at hand"
-        if kind == VECTORS:
-            return torch.randn(CHECKED_ON, len(about.mean), generator=draws), described
-        images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
+        return random_inputs(about), f"random {kind}, as {config.name} is not at hand"
     return images_NHWC if about.images != "float" else images_NHWC.permute(0, 3, 1, 2) / 255, described
+
+
+def random_inputs(about: About) -> Tensor:
+    draws = generator("cpu", 0, "export")
+    if about.images == VECTORS:
+        return torch.randn(CHECKED_ON, len(about.mean), generator=draws)
+    images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
+    return images_NHWC if about.images == "uint8" else images_NHWC.permute(0, 3, 1, 2) / 255
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:
@@ -124,7 +129,13 @@ def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
         weights = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(not_ours(path)) from error
-    return restored(About.parse(text, path), trusted, weights, path)
+    about = About.parse(text, path)
+    try:
+        if about.calibration is not None:
+            parsed(about.calibration, len(about.class_names))
+    except ValueError as error:
+        raise ValueError(f"{not_ours(path)}: {error}") from error
+    return restored(about, trusted, weights, path)
 
 
 class Program(Ensemble):

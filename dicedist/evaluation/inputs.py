@@ -87,7 +87,7 @@ def is_path(item: Any) -> bool:
 def vectors(given: Any, about: About) -> Tensor:
     """float32 [N, V] of an array, a tensor, or a file of vectors, whose labels count for nothing."""
     if is_path(given):
-        given = read_table(Path(given)).vectors_NV
+        given = read_table(Path(given), columns=about.columns).vectors_NV
     if not isinstance(given, (np.ndarray, Tensor)):
         raise ValueError(f"vectors are a {type(given).__name__}: give an array or tensor [N, V], or the path of a file")
     values = (given if isinstance(given, Tensor) else torch.from_numpy(given)).float()

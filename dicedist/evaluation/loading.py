@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.discriminator import Discriminator
@@ -18,16 +18,14 @@ from dicedist.console.progress import Stage
 from dicedist.data import sources
 from dicedist.data.sources import Source
 from dicedist.evaluation import calibration
-from dicedist.evaluation.about import VECTORS, About, described
+from dicedist.evaluation.about import OPTIONS, VECTORS, About, described
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
+from dicedist.runs.pretrained import read_once
 from dicedist.runs.run import Run
-
-NAMED_OTHERWISE = ("name", "_target_", "trusted", "per_member")  # by About's own fields
-OF_TRAINING = ("pretrained", "sha256", "freeze")
 
 
 def load_ensemble(
@@ -38,16 +36,17 @@ def load_ensemble(
     trusted: bool = False,
     tell: Callable[[str], None] = warn,
     asked: Mapping[str, Any] | None = None,
+    which: str | None = None,
 ) -> Ensemble:
     """members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
 
-    asked: targets of the calibration other than the run's.
+    asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(), run.config(), run.plan()
+    found, config, plan = run.checkpoint(tell, which), run.config(), run.plan()
     method, inputs = Method(config.method), inputs_and_classes(config, found)
     about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
-    about = replace(about, **calibrated(run, about, asked or {}, tell))
+    about = replace(about, **calibrated(run, found, about, asked or {}, tell))
     if about.fusion is not None:
         tell(
             f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
@@ -61,6 +60,15 @@ def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[i
     """The members at some places, to be evaluated on this rank."""
     weights = member_weights(about, config, found, held, ("encoder", "classifier", "bottleneck.scale"))
     return restored(about, trusted, weights, found.path, held)
+
+
+def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Source) -> Source:
+    """Let the members of a shard read what a frozen trunk has made of the images, once for all evaluations."""
+    if not (config.network.freezes_trunk and shard.held):
+        return source
+    trunk, shard.trunk = shard.trunk, nn.Identity()
+    source = replace(source, mean=tuple(shard.about.mean), std=tuple(shard.about.std))
+    return read_once(source, config, plan, trunk)
 
 
 def evaluator_of(
@@ -121,14 +129,14 @@ def describe(
         average=average,
         temperature=1.0,
         fusion=fusion_of(config, method, plan, len(inputs["class_names"])) if len(chosen) == size else None,
-        options={k: v for k, v in asdict(config.network).items() if k not in (*NAMED_OTHERWISE, *OF_TRAINING)},
+        options={key: value for key, value in asdict(config.network).items() if key in OPTIONS},
         **inputs,
     )
 
 
 def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
     """Describe the fused classifier, so that it can be built; None if the method has none."""
-    for name, term in zip(config.method.terms, method.terms, strict=True):
+    for name, term in zip(config.method.terms, method.terms, strict=False):  # the user's own terms follow them
         if term.fused_head() is not None:
             every = sizes(config, method, plan, num_classes)
             return {"term": name, "sizes": [asdict(size) for size in every]}
@@ -139,7 +147,7 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     """class_names, mean and std, from the checkpoint; an old checkpoint without them needs its images again."""
     if "source" in found.about:
         return dict(found.about["source"])
-    source = sources.load(replace(config.data, download=False), labels_only=True)
+    source = sources.load(sources.of_run(config.data), labels_only=True)
     if source.data_digest != found.about["data"]:
         raise ValueError(
             f"{found.path} does not say how its images were normalised, and {source.name} has changed since"
@@ -147,17 +155,32 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     return described(source)
 
 
-def calibrated(run: Run, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
-    """The fields of About for the run's calibration; nothing comes from the test set unless the run says so."""
-    found = calibration.of_run(run, about.members, about.average, asked)
-    if found is None:
+def calibrated(
+    run: Run, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """The fields of About for the calibration of this checkpoint; that of another one says nothing about its weights.
+
+    Nothing comes from the test set unless the run says so.
+    """
+    measured = run.results_of(found)
+    chosen = calibration.of_results(*measured, about.members, about.average, asked) if measured else None
+    if chosen is None:
         tell(
-            f"{run} holds no calibration of these members (no validation images, or evaluated by an earlier version): "
-            f"confidences are not calibrated (T = 1), nothing abstains; `dicedist evaluate run={run}` may bring it"
+            f"{why_not_calibrated(run, found, measured is not None)}: confidences are not calibrated (T = 1), nothing "
+            f"abstains; `dicedist evaluate run={run}` may bring it"
         )
-    elif found.source == "test":
+    elif chosen.source == "test":
         tell(f"{run} was calibrated on its test images (calibration.source=test)")
-    return {"temperature": found.temperature if found else 1.0, "calibration": asdict(found) if found else None}
+    return {"temperature": chosen.temperature if chosen else 1.0, "calibration": asdict(chosen) if chosen else None}
+
+
+def why_not_calibrated(run: Run, found: Checkpoint, measured: bool) -> str:
+    other = run.result()
+    if measured or other is None:
+        return f"{run} holds no calibration of these members (no validation images, or evaluated by an earlier version)"
+    if other.get("step", found.step) == found.step:
+        return f"{run} was evaluated with other weights than those of {found.path.name}"
+    return f"{run} was evaluated after step {other['step']}, and these weights are of step {found.step}"
 
 
 def member_weights(
@@ -191,8 +214,9 @@ def head_weights(about: About, config: Config, method: Method, found: Checkpoint
 
 def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
     """The weights that are evaluated and exported: those of the last step, or their moving average."""
-    kind = AVERAGED_WEIGHTS if config.uses_average else WEIGHTS
-    return checkpoint.of_kind(kind, checkpoint.tensors_of(found, part))
+    tensors = checkpoint.tensors_of(found, part)
+    averaged = checkpoint.of_kind(AVERAGED_WEIGHTS, tensors) if config.uses_average else {}
+    return averaged or checkpoint.of_kind(WEIGHTS, tensors)  # a frozen part has no average
 
 
 def chosen_members(wanted: list[int] | None, size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -59,9 +60,14 @@ def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterat
         ]
 
 
-def vectors_in(paths: Sequence[str], label_column: str) -> tuple[list[str], NDArray[np.float32]]:
-    """The name FILE:ROW of every vector, and the vectors [N, V]; labels that a file holds count for nothing."""
-    tables = {path: read_table(Path(path), label_column).vectors_NV for path in dict.fromkeys(paths)}
+def vectors_in(
+    paths: Sequence[str], label_column: str, columns: Sequence[str] | None
+) -> tuple[list[str], NDArray[np.float32]]:
+    """The name FILE:ROW of every vector, and the vectors [N, V]; labels that a file holds count for nothing.
+
+    columns: the names of the values, in the order of the training data.
+    """
+    tables = {path: read_table(Path(path), label_column, columns).vectors_NV for path in dict.fromkeys(paths)}
     if len(widths := {table.shape[1] for table in tables.values()}) > 1:
         raise ValueError(f"the files have vectors of {' and '.join(map(str, sorted(widths)))} values: give one width")
     names = [f"{path}:{row}" for path, table in tables.items() for row in range(len(table))]
@@ -91,6 +97,12 @@ def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], s
         if not predicted:
             raise ValueError(f"no image could be read: {printable(batch[-1]['path'])}: {batch[-1]['error']}")
     return predicted
+
+
+def json_line(row: Row) -> str:
+    """Keep letters of all languages readable; escape what is no text or commands a terminal, as JSON can."""
+    text = json.dumps(row, ensure_ascii=False)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 class Table:

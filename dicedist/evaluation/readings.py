@@ -68,6 +68,7 @@ class Reader:
         if not ensemble.held:
             yield from ({} for _ in range(0, len(split), BATCH))
             return
+        split = self.source.seen(split)
         progress.begin()
         with in_evaluation_mode(ensemble), torch.compiler.set_stance("force_eager"):
             for inputs, labels_B in evaluation_batches(split, self.source, BATCH, ensemble.device):

@@ -1,47 +1,46 @@
-"""Evaluates what is on disk: a run, whose members are spread over the ranks, or the logits of any ensemble."""
+"""Evaluates a run that is on disk; its members are spread over the ranks."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
-
-from dicedist import metrics
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.placement import place
+from dicedist.cluster.heartbeat import computing
+from dicedist.cluster.placement import REPORTER, place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import joined
 from dicedist.config import refuse_unknown_sets
 from dicedist.config.requests import EvaluateRequest
-from dicedist.config.schema import AVERAGES, CalibrationConfig, Config, OodConfig
+from dicedist.config.schema import CalibrationConfig, Config, OodConfig
+from dicedist.console.lines import warn
 from dicedist.console.progress import Progress, silent
 from dicedist.data import sources
 from dicedist.data.ood import refuse_unreadable
+from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.shift import open_shift, refuse_severities
 from dicedist.data.sources import Source
 from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.loading import chosen_members, describe, evaluator_of, load_shard, members_or_student
+from dicedist.evaluation.loading import behind_frozen_trunk, describe, evaluator_of, load_shard, members_or_student
 from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
-from dicedist.runs.run import Results, Run
+from dicedist.runs.results import Results, origin
+from dicedist.runs.run import Run
 
 
+@computing()
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
     """All ranks call this: where the results are kept, and on the reporter the results themselves."""
-    found, config, plan = run.checkpoint(), run.config(), run.plan()
-    root, trusted = request.data.root or config.data.root, request.data.trusted
-    data = replace(config.data, root=root, download=False, trusted=trusted)  # a run does not decide where files go
+    found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
+    config, plan = run.config(), run.plan()
+    data = sources.of_run(config.data, request.data.root, request.data.trusted)
     config = replace(config, data=data, network=replace(config.network, trusted=request.network.trusted))
     method = Method(config.method)
     members = members_or_student(request.members, method, plan.num_predictors)
     placement = place(world_size(), len(members), needs_discriminator=False)
     ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
-    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None)
+    columns = found.about.get("source", {}).get("columns")
+    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
     refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
     targets = aimed(config.calibration, asdict(request.calibration))
     if request.shift is not None:
@@ -60,17 +59,22 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     if request.calibration.alpha is not None:
         refuse_too_few(source, targets)
     folds = request.folds or config.evaluate.folds
+    results = results_for(run, request, about, folds, targets, config, plan.num_predictors)
+    refuse_unwritable(results.directory, "write output=FOLDER")
     with joined(config.distributed.timeout) as world:
         shard = load_shard(about, config, found, placement.members_on(this_rank()), config.network.trusted)
         shard = as_in_training(shard.to(world.device))
+        source = behind_frozen_trunk(shard, config, plan, source)
         stage, heads = (Progress, found) if world.reports else (silent, None)
         evaluator = evaluator_of(config, method, plan, shard, source, world.control, placement.host_of, stage, heads)
         fresh = request.estimator == "fresh"
         findings = evaluator.evaluate(folds, OodConfig(ood.measured, ood.groups), targets, config.data.root, fresh)
         if shift is not None:
             add_shift(findings, str(request.shift), evaluator, shift)
-    results = results_for(run, request, about, folds, config, plan.num_predictors)
-    return results, None if findings is None else findings.save(results, dropped=ood.left_out)
+    if findings is None:
+        return results, None
+    findings.result |= origin(config, found)
+    return findings.save(results, dropped=ood.left_out)
 
 
 def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
@@ -80,48 +84,27 @@ def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
     conformal.place(min(counts), targets.alpha)
 
 
-def results_for(run: Run, request: EvaluateRequest, about: About, folds: int, config: Config, size: int) -> Results:
+def results_for(
+    run: Run,
+    request: EvaluateRequest,
+    about: About,
+    folds: int,
+    targets: CalibrationConfig,
+    config: Config,
+    size: int,
+) -> Results:
     """The run's own folder for what its training would find; anything else goes next to it."""
     if request.output:
         return Results(request.output)
     label = []
     if len(about.members) < size:
         label.append(f"members-{'-'.join(map(str, about.members))}")
+    if request.checkpoint == "last" and config.checkpoint.best:
+        label.append("checkpoint-last")
     if about.average != config.evaluate.average:
         label.append(f"average-{about.average}")
     if folds != config.evaluate.folds:
         label.append(f"folds-{folds}")
+    own = asdict(config.calibration)
+    label += [f"{key}-{value}" for key, value in asdict(targets).items() if value not in (own[key], None)]
     return run.variation("_".join(label)) if label else run
-
-
-def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict[str, Any]]:
-    logits_MNK, labels_N = read_logits(path)
-    if request.members is not None and not isinstance(request.members, list):
-        raise ValueError(f"members={request.members}: write numbers like [0,2]")
-    members = chosen_members(request.members, len(logits_MNK))
-    average = request.average or AVERAGES[0]
-    result = {
-        "member_ids": members,
-        "average": average,
-        **metrics.full_measures(logits_MNK[members], labels_N, average, request.folds or 1),
-        "redundancy": None,
-        "ood": {},
-        "ood_groups": {},
-        "ood_missing": [],
-    }
-    results = Results(request.output or path.with_name(f"{path.stem}-evaluation"))
-    results.write_result(result)
-    return results, result
-
-
-def read_logits(path: Path) -> tuple[Tensor, Tensor]:
-    try:
-        if not path.is_file():
-            raise ValueError("not a plain file")  # a pipe would never end
-        if path.suffix == ".safetensors":
-            tensors = load_file(path)
-            return tensors["logits"], tensors["labels"]
-        with np.load(path, allow_pickle=False) as file:
-            return torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
-    except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
-        raise ValueError(f"{path}: not an .npz or .safetensors with logits [M, N, K] and labels [N]") from error

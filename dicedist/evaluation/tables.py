@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.metrics.conformal import NEVER
+from dicedist.evaluation.promises import MEANING, chosen_on, promises
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -75,31 +75,13 @@ UNCALIBRATED = (
 
 
 def calibration_table(result: Result) -> str:
-    """The choices on held-out images, and their results on the test set."""
+    """What `predict` does, what that promises, and what it comes to on the test set."""
     found = result.get("calibration")
     if found is None:
         return UNCALIBRATED
-    test, never = found["test"], found["threshold"] == NEVER
-    target = f"risk {found['risk']:g}" if found["coverage"] is None else f"coverage {found['coverage']:g}"
-    nll, ece = test["measures"]["nll"], test["measures"]["ece"]
-    rows: list[list[object]] = [
-        ["temperature", found["temperature"], f"NLL {nll:.4g}, ECE {100 * ece:.2f} %"],
-        [f"answered from confidence ({target})", None if never else found["threshold"], answered(test)],
-    ]
-    if found["quantiles"] is not None:
-        size = f"{test['set_size']:.2f} labels, right in {100 * test['set_coverage']:.1f} %"
-        kind = f"{found['conformal']}{', per class' if found['per_class'] else ''}"
-        rows.append([f"sets of labels (alpha {found['alpha']:g}, {kind})", max(found["quantiles"]), size])
-    if found["ood_threshold"] is not None:
-        accepted = f"{100 * test['ood_accepted']:.1f} % are"
-        rows.append(["in distribution from OOD score", found["ood_threshold"], accepted])
-    on = f"chosen on {found['num_inputs']:,} {found['source']} images"
-    return table([on, "value", "on the test set" + (" ITSELF" if found["source"] == "test" else "")], rows)
-
-
-def answered(test: Result) -> str:
-    risk = "" if test["risk"] is None else f", {100 * test['risk']:.2f} % of them wrong"
-    return f"{100 * test['answered']:.1f} % answered{risk}"
+    rows = [[each.what, each.promised, each.tested] for each in promises(found)]
+    head = ["what predict does", "promised", "on the test set" + (" ITSELF" if found["source"] == "test" else "")]
+    return f"{chosen_on(found)}\n{table(head, rows)}\n({MEANING})"
 
 
 SHORT = {"fpr95": "ID+ FPR95", "fpr95_ood_positive": "OOD+ FPR95", "detection": "det. error"}

@@ -6,12 +6,15 @@ Legend: B inputs, T members of the teacher, K classes.
 import torch
 from torch import Tensor, nn
 
+from dicedist.cluster.placement import REPORTER
+from dicedist.cluster.process import this_rank
 from dicedist.config.schema import Config
 from dicedist.data.sources import Source
 from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.ensemble import Ensemble, as_in_training
 from dicedist.evaluation.loading import load_ensemble
-from dicedist.runs.pretrained import digest
+from dicedist.runs.run import Run
+from dicedist.runs.weights import digest
 
 
 class Teacher(nn.Module):
@@ -37,7 +40,10 @@ class Teacher(nn.Module):
     def of(cls, config: Config, source: Source, device: torch.device) -> "Teacher":
         """The run that the config names; the code of an own network runs only if the config trusts it."""
         assert config.teacher.run is not None
-        ensemble = load_ensemble(config.teacher.run, trusted=config.teacher.trusted, tell=lambda text: None)
+        run = Run.open(config.teacher.run)
+        if this_rank() == REPORTER:
+            run.checkpoint()  # warns if it is not the newest; warnings about the calibration concern no teacher
+        ensemble = load_ensemble(run, trusted=config.teacher.trusted, tell=lambda text: None)
         return cls(as_in_training(ensemble), source, config.teacher.run).to(device)
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ Examples:
     (1.0, 0.17)
 """
 
-from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace
+from dicedist.metrics.calibration import ece, fit_temperature, reliability, split_half, tace, temperature_spread
 from dicedist.metrics.diversity import diversity, pairwise
 from dicedist.metrics.ood import ood
 from dicedist.metrics.scoring import (
@@ -23,7 +23,7 @@ from dicedist.metrics.scoring import (
 )
 from dicedist.metrics.selective import risk_coverage
 from dicedist.metrics.statistics import Interval, bootstrap, over_seeds, paired_over_seeds
-from dicedist.metrics.summary import ALL, full_measures, measure, training_measures, validation_measures
+from dicedist.metrics.summary import ALL, checked, full_measures, measure, training_measures, validation_measures
 
 __all__ = [
     "ALL",
@@ -32,6 +32,7 @@ __all__ = [
     "bootstrap",
     "brier",
     "brier_per_class",
+    "checked",
     "confidence",
     "diversity",
     "ece",
@@ -51,6 +52,7 @@ __all__ = [
     "risk_coverage",
     "split_half",
     "tace",
+    "temperature_spread",
     "training_measures",
     "validation_measures",
 ]

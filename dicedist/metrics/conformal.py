@@ -1,4 +1,4 @@
-"""Thresholds that are chosen on held-out inputs: sets of labels, when to abstain, what counts as unlike the training.
+"""Thresholds that are chosen on held-out inputs: sets of labels, and which inputs count as unlike the training.
 
 Shapes: N inputs, K classes. Probabilities may be of any float type; the functions also run inside an exported graph.
 """
@@ -6,11 +6,11 @@ Shapes: N inputs, K classes. Probabilities may be of any float type; the functio
 import math
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 CONFORMAL = ("lac", "aps")
 ACCEPTED = 0.95  # of the inputs in distribution
-NEVER = 2.0  # a threshold that no confidence reaches
 SLACK = 1e-6  # rounding in which the same network may differ between a GPU, an export and this
 
 
@@ -61,22 +61,16 @@ def reaches(scores_N: Tensor, threshold: float) -> Tensor:
     return scores_N >= threshold - SLACK
 
 
-def abstention_threshold(confidence_N: Tensor, right_N: Tensor, risk: float | None, coverage: float | None) -> float:
-    """The lowest confidence that is answered: with the most answers that keep the risk, or with that coverage.
-
-    Inputs of equal confidence are answered together. NEVER if no threshold keeps the risk.
-    """
-    sorted_N, order_N = confidence_N.sort(descending=True)
-    if coverage is not None:
-        return sorted_N[math.ceil(coverage * len(sorted_N)) - 1].item()
-    assert risk is not None
-    counts_N = torch.arange(1, len(sorted_N) + 1, device=sorted_N.device)
-    risks_N = (~right_N[order_N]).double().cumsum(0) / counts_N
-    last_of_equals_N = torch.cat([sorted_N.diff() != 0, torch.ones(1, dtype=torch.bool, device=sorted_N.device)])
-    kept = (last_of_equals_N & (risks_N <= risk)).nonzero()
-    return sorted_N[kept[-1, 0]].item() if len(kept) else NEVER
-
-
 def acceptance_threshold(scores_N: Tensor) -> float:
     """The OOD score that 95 % of the inputs in distribution reach."""
     return scores_N.sort(descending=True).values[math.ceil(ACCEPTED * len(scores_N)) - 1].item()
+
+
+def spread(nth: int, num_inputs: int) -> float:
+    """Half the width of the interval that holds the share of new inputs within a threshold, 95 times in 100.
+
+    The threshold is the nth of the sorted scores of so many inputs. Over draws of these inputs the share has the
+    distribution Beta(nth, num_inputs + 1 - nth) (Vovk, 2012).
+    """
+    low, high = betaincinv(nth, num_inputs + 1 - nth, (0.025, 0.975))
+    return float(high - low) / 2

@@ -3,6 +3,8 @@
 Shapes: T distinct scores. Every measure depends only on the order and ties of the scores.
 """
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -30,15 +32,19 @@ def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
     }
 
 
-def auroc_resamples(scores_in: Tensor, scores_out: Tensor, seed: int = 0) -> Tensor:
-    """The AUROC of RESAMPLES bootstrap draws of both sides; equal seeds and sizes draw the same images."""
+def auroc_resamples(scores_in: Tensor, scores_out: Tensor, name: str = "") -> Tensor:
+    """The AUROC of RESAMPLES bootstrap draws of both sides.
+
+    Each side has its own generator. All sets share the drawn in-distribution images, whatever their own size, so the
+    resamples of several sets may be averaged. The out-of-distribution images are drawn by the name of their set.
+    """
     scores = torch.cat([scores_in, scores_out]).double()
     distinct_T, place = scores.unique(return_inverse=True)
-    draws = torch.Generator().manual_seed(seed)
+    generators = [torch.Generator().manual_seed(seed) for seed in (0, 1 + zlib.crc32(name.encode()))]
     found = []
     for _ in range(RESAMPLES // AT_ONCE):
         sides = []
-        for place_N in place.split([len(scores_in), len(scores_out)]):
+        for place_N, draws in zip(place.split([len(scores_in), len(scores_out)]), generators, strict=True):
             rows_BN = torch.randint(len(place_N), (AT_ONCE, len(place_N)), generator=draws).to(place_N.device)
             counts_BT = torch.zeros(AT_ONCE, len(distinct_T), dtype=torch.float64, device=scores.device)
             sides.append(counts_BT.scatter_add_(1, place_N[rows_BN], torch.ones_like(rows_BN, dtype=torch.float64)))

@@ -28,7 +28,7 @@ def measure(
     logits_MNK: Tensor, labels_N: Tensor, average: str = "logits", folds: int = 1, seed: int = 0
 ) -> dict[str, Any]:
     """Everything but OOD detection. `seed` and `folds` choose the halves on which temperatures are fitted."""
-    labels_N = _checked(logits_MNK, labels_N)
+    labels_N = checked(logits_MNK, labels_N)
     averaged_NK = ensemble_logits(logits_MNK, average)
     log_p_NK = averaged_NK.log_softmax(dim=1)
     members = _members(logits_MNK, labels_N)
@@ -67,7 +67,7 @@ def full_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int
 
 def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     """A flat dict for the tracker; a measure without a value is left out."""
-    labels_N = _checked(logits_MNK, labels_N)
+    labels_N = checked(logits_MNK, labels_N)
     log_p_NK = ensemble_log_probabilities(logits_MNK)
     members = _members(logits_MNK, labels_N)
     named = {names.record(names.ENSEMBLE, name): fn(log_p_NK, labels_N) for name, fn in QUICK.items()}
@@ -86,7 +86,7 @@ def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     return {name: value for name, value in measures.items() if name in kept}
 
 
-def _checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
+def checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
     """Refuses what cannot be measured; returns the labels as int64, which indexing needs."""
     if logits_MNK.ndim != 3 or not logits_MNK.numel():
         raise ValueError(f"logits must be [members, inputs, classes], none empty: got shape {list(logits_MNK.shape)}")

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dicedist.console.lines import warn
 from dicedist.metrics import Interval, bootstrap, ensemble_log_probabilities, paired_over_seeds
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FURTHER, Measure
 from dicedist.reporting.columns import Column, reading
@@ -94,9 +94,12 @@ def mean_over_seeds(measure: Measure) -> Any:
 
 def log_probabilities(recorded: Recorded) -> tuple[Tensor, Tensor] | None:
     try:
-        with safe_open(recorded.run.logits_file, "pt") as file:
-            logits_MNK, labels_N = file.get_tensor("logits"), file.get_tensor("labels")
-    except (OSError, SafetensorError):
+        saved = recorded.run.tensors(recorded.run.logits_file, recorded.evaluation)
+        logits_MNK, labels_N = saved["logits"], saved["labels"]
+    except (OSError, KeyError):
+        return None
+    except ValueError as error:
+        warn(f"{error}; its differences are left out")
         return None
     return ensemble_log_probabilities(logits_MNK, recorded.evaluation.get("average", "logits")), labels_N.long()
 

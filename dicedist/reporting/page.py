@@ -30,7 +30,18 @@ def write_report(runs: Sequence[Run], output: Path) -> None:
     """Report whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
     text = page(read_groups(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(output, text)
+    replace_text(output, as_text(text))
+
+
+def as_text(text: str) -> str:
+    """Replace what is no text: parts of file names that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def write_own_report(run: Run) -> None:
+    """Write the page of a run into its folder, where another process may do so at the same moment."""
+    with run.writing():
+        write_report([run], run.report_file)
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Figure]:

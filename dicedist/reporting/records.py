@@ -11,8 +11,6 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from dicedist.config import Config, Scope, flatten, names
 from dicedist.config.compose import scope_of
@@ -20,6 +18,7 @@ from dicedist.config.plan import Plan
 from dicedist.reporting.labels import ORDER, Settings, labels
 from dicedist.reporting.svg import NUM_STYLES
 from dicedist.runs.files import read_json, read_plain
+from dicedist.runs.results import is_named
 from dicedist.runs.run import LARGEST_RECORDS, Run
 
 SHOWN_OTHERWISE = ("method.", "structure", "ensemble.size", "redundancy.delta")  # see `settings`
@@ -83,7 +82,7 @@ class Recorded:
             "data.name": f"{config.data.name} {config.data.root}" if config.data.name in OWN else config.data.name,
             "network.name": config.network.label,
             "method.name": config.method.name,
-            "method.title": config.method.title or config.method.name,
+            "method.title": config.method.label,
             "method.meaning": config.method.meaning or f"terms {json.dumps(config.method.terms)}",
             "terms": json.dumps(config.method.terms),
             "ensemble": f"{size}-{config.structure}" + (f" x {config.samples}" if config.samples > 1 else ""),
@@ -179,7 +178,8 @@ def read_run(run: Run) -> Recorded:
         config = plan.resolve(run.config())
     except ValueError as error:
         raise ValueError(f"{run} is not a run of this version: {error}") from error
-    return Recorded(run, config, plan, read_records(run.records_file), read_evaluation(run), read_gallery(run))
+    records, evaluation = read_records(run.records_file), read_evaluation(run)
+    return Recorded(run, config, plan, records, evaluation, read_gallery(run, evaluation))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -210,12 +210,11 @@ def read_evaluation(run: Run) -> dict[str, Any]:
     return evaluation
 
 
-def read_gallery(run: Run) -> dict[str, np.ndarray]:
+def read_gallery(run: Run, evaluation: dict[str, Any]) -> dict[str, np.ndarray]:
     path = run.gallery_file
-    try:
-        return load_file(path) if path.is_file() else {}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: python -m dicedist.evaluate run={run} writes it again") from error
+    if not path.is_file() or not is_named(evaluation, path):
+        return {}
+    return {name: tensor.numpy() for name, tensor in run.tensors(path, evaluation).items()}
 
 
 def distinct(names: Iterable[str]) -> list[str]:

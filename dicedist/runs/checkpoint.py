@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dicedist.algorithm.parts import Part, followed
-from dicedist.runs.files import digest, dump_checked, load_checked, read_plain, save_tensors, sync
+from dicedist.runs.files import digest, digest_of, dump_checked, load_checked, read_plain, save_tensors, sync
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,6 +50,11 @@ class Checkpoint:
     def complete(self) -> bool:
         """Return whether the training that wrote it had no further step to do."""
         return self.step >= self.about.get("total_steps", self.step)
+
+    @property
+    def sha256(self) -> str:
+        """A digest of all parts, which names these weights; their records may differ."""
+        return digest_of({name: entry for name, entry in self.files.items() if name != f"{RECORDS}.safetensors"})
 
 
 def snapshot(part: Part) -> Tensors:
@@ -82,7 +87,7 @@ def complete(
     manifest = {"format": FORMAT, "step": step, "files": entries, "about": about}
     publish(folder, step, dump_checked(manifest).encode())
     losses = {step_of(path): loss_in(manifest_in(path)) for path in saved(folder)}
-    for old in superfluous(losses, step, keep):
+    for old in superfluous(losses, step, keep, best_step(about)):
         if path_of(folder, old) != spared:
             shutil.rmtree(path_of(folder, old), ignore_errors=True)
 
@@ -98,16 +103,22 @@ def publish(folder: Path, step: int, manifest: bytes) -> None:
     sync(folder)
 
 
-def superfluous(losses: Mapping[int, float | None], last: int, keep: int) -> list[int]:
-    """Return the steps of the checkpoints that may go. The last ones stay, and the last one from before the loss rose,
-    to which a run that diverges can go back.
+def best_step(about: Mapping[str, Any]) -> int | None:
+    """Return the step of the best validation, as a manifest says; None if the run keeps none."""
+    best = about.get("best")
+    return int(best["step"]) if best else None
+
+
+def superfluous(losses: Mapping[int, float | None], last: int, keep: int, best: int | None = None) -> list[int]:
+    """Return the steps of the checkpoints that may go. The last ones stay, the one of the best validation, and the last
+    one from before the loss rose, to which a run that diverges can go back.
 
     losses: by step. The run went back behind the checkpoints after `last`.
     """
     before = sorted(step for step in losses if step <= last)
     known = {step: loss for step in before if (loss := losses[step]) is not None}
     calm = [step for step, loss in known.items() if loss <= RISEN * min(known.values())]
-    stay = {*before[-keep:], *calm[-1:]}
+    stay = {*before[-keep:], *calm[-1:], best}
     return [step for step in sorted(losses) if step not in stay]
 
 
@@ -121,7 +132,16 @@ def loss_in(manifest: bytes) -> float | None:
 def discard(folder: Path) -> None:
     """Remove checkpoints that were begun and will not be completed."""
     for path in folder.glob(".step-*.partial"):
+        if path.is_symlink():
+            path.unlink()  # a stranger's: what is written must stay in this folder
         shutil.rmtree(path, ignore_errors=True)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints after a step, the newest first: what is left at any moment is a run of fewer steps."""
+    for path in reversed([path for path in saved(folder) if step_of(path) > step]):
+        shutil.rmtree(path)
+    sync(folder)
 
 
 def path_of(folder: Path, step: int) -> Path:

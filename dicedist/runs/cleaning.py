@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from dicedist.console.lines import warn
 from dicedist.data.prepared import home
 from dicedist.runs import checkpoint
 from dicedist.runs.lock import run_lock
@@ -33,7 +34,13 @@ def find_removable(runs: Path) -> list[Removable]:
     copies = [path for path in sorted((home() / "runs").glob("*")) if path.is_dir()]
     found += [Removable("data", path, "a run of a bucket, copied again when it is needed") for path in copies]
     for run in Run.all_in(runs, below="**"):
-        newest = run.newest_checkpoint()
-        older = [path for path in checkpoint.saved(run.checkpoints) if newest is not None and path != newest.path]
+        try:
+            newest = run.newest_checkpoint()
+        except ValueError as error:
+            warn(f"{error}; {run} is left alone")
+            continue
+        best = None if newest is None else checkpoint.best_step(newest.about)
+        kept = (newest.step, best) if newest is not None else ()
+        older = [path for path in checkpoint.saved(run.checkpoints) if kept and checkpoint.step_of(path) not in kept]
         found += [Removable("checkpoints", path, "a newer one is intact", run) for path in older]
     return found

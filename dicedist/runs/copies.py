@@ -81,12 +81,18 @@ def names_of(there: Collection[str]) -> list[str]:
 
 
 def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: int | None = None) -> None:
-    """Copy the newest intact checkpoint, unless the disk has one as late. only: the one of this step, if it exists."""
-    held = checkpoint.newest(run.checkpoints)
-    for step, text in sorted(manifests(bucket, bucket.listed()).items(), reverse=True):
+    """Copy the newest intact checkpoint and the best one that it names, unless the disk has one as late.
+
+    only: the one of this step, if it exists.
+    """
+    held, known = checkpoint.newest(run.checkpoints), manifests(bucket, bucket.listed())
+    for step, text in sorted(known.items(), reverse=True):
         if only not in (None, step) or (held is not None and only is None and held.step >= step):
             continue
         try:
+            best = checkpoint.best_step(checkpoint.described(text, Path(str(bucket)), step).about)
+            if best in known and best != step and not checkpoint.path_of(run.checkpoints, best).exists():
+                fetch(bucket, run, best, known[best])
             return fetch(bucket, run, step, text)
         except NewerFormat:
             raise

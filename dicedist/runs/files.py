@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 LARGEST_JSON = 2**28  # bytes
@@ -16,7 +16,10 @@ MARK = "sha256"  # of the rest of the file
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere."""
+    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere.
+
+    Text is UTF-8 in any locale.
+    """
 
     def opener(name: str, flags: int) -> int:
         try:
@@ -26,7 +29,14 @@ def open_own(path: Path, mode: str) -> IO[Any]:
                 raise ValueError(f"{name} is a link, and nothing is written through links in a run's folder") from error
             raise
 
-    return open(path, mode, opener=opener)
+    return open(path, mode, opener=opener, encoding=None if "b" in mode else "utf-8")
+
+
+def own_folder(path: Path) -> Path:
+    """Return a folder inside a run's folder; ValueError if it is a link, which could lead anywhere."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and nothing is read or written through links in a run's folder")
+    return path
 
 
 def read_plain(path: Path, limit: int) -> bytes:
@@ -38,21 +48,41 @@ def read_plain(path: Path, limit: int) -> bytes:
             raise ValueError(f"{path} is not a plain file")
         if about.st_size > limit:
             raise ValueError(f"{path} has {about.st_size:,} bytes, more than the {limit:,} that it may have")
-        return file.read(limit)
+        return file.read(about.st_size)
 
 
 def replace_text(path: Path, text: str) -> None:
     """Give a file its name only when it is whole and on the disk; a link of that name is replaced, not followed."""
-    draft = path.with_name(f".{path.name}.partial")
-    with open_own(draft, "w") as file:
-        file.write(text)
-    sync(draft)
-    draft.rename(path)
-    sync(path.parent)
+    publish({path: draft_text(text, path)})
 
 
 def replace_json(path: Path, values: Mapping[str, Any]) -> None:
-    replace_text(path, dump_checked(json.loads(json.dumps(values)), indent=1))
+    publish({path: draft_json(values, path)})
+
+
+def draft_json(values: Mapping[str, Any], path: Path) -> Path:
+    return draft_text(dump_checked(json.loads(json.dumps(values)), indent=1), path)
+
+
+def draft_text(text: str, path: Path) -> Path:
+    """Write what is to replace a file under another name; `publish` gives it its own."""
+    draft = draft_of(path)
+    with open_own(draft, "w") as file:
+        file.write(text)
+    sync(draft)
+    return draft
+
+
+def draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def publish(drafts: Mapping[Path, Path]) -> None:
+    """Replace files by drafts that are on the disk, in this order."""
+    for path, draft in drafts.items():
+        draft.rename(path)
+    for folder in {path.parent for path in drafts}:
+        sync(folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -78,22 +108,20 @@ def load_checked(text: bytes, strict: bool = True) -> dict[str, Any]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write safetensors as `replace_text` writes text, with the permissions of any new file."""
-    draft = path.with_name(f".{path.name}.partial")
+    """Write safetensors as `replace_text` writes text. The caller syncs the folder."""
+    draft_tensors(tensors, path).rename(path)
+
+
+def draft_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
+    """Write safetensors with the permissions of any new file."""
+    draft = draft_of(path)
     draft.unlink(missing_ok=True)
     save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
     umask = os.umask(0)
     os.umask(umask)
     draft.chmod(0o666 & ~umask)  # safetensors lets only the owner read it
     sync(draft)
-    draft.rename(path)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a plain file of safetensors."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a plain file")
-    return load_file(path)
+    return draft
 
 
 def sync(path: Path) -> None:

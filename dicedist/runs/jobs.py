@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.placement import fitting, own_ranks, ranks_of
+from dicedist.cluster.placement import DEFAULT_SIZE, fitting, own_ranks, ranks_of
 from dicedist.config import Config, compose_config
 from dicedist.runs.run import Run
 from dicedist.runs.warm import Fork
@@ -73,11 +73,9 @@ def num_devices() -> int:
 
 
 def ranks_for(config: Config) -> int:
-    """One rank per part, as far as there are devices."""
-    devices = num_devices()
-    if (most := most_ranks(config)) is not None:
-        return min(devices, most)
-    return devices if devices > 2 or not needs_w(config) else 1  # two would hold w and only one member
+    """Return one rank per part, as far as there are devices; ensemble.size=auto counts as four members."""
+    usual = ranks_of(DEFAULT_SIZE, needs_w(config), config.ensemble.replicas, config.redundancy.ranks)
+    return min(num_devices(), most_ranks(config) or usual)
 
 
 def most_ranks(config: Config) -> int | None:
@@ -87,23 +85,21 @@ def most_ranks(config: Config) -> int | None:
 
 
 def needs_w(config: Config) -> bool:
-    return Method(config.method).counterpart is not None
+    return Method.to_train(config.method).counterpart is not None
 
 
-def of_one_size(jobs: Sequence[Job], ranks: int | None) -> tuple[list[Job], int | None]:
+def of_one_size(jobs: Sequence[Job], ranks: int) -> tuple[list[Job], int | None]:
     """Give all jobs the smallest size if ensemble.size=auto would differ between them: only then do they compare.
 
-    ranks: of each job; None: as `ranks_for` says. The returned size is None if nothing was changed.
+    ranks: that each job is started with. The returned size is None if nothing was changed.
     """
     sizes = {job.name: auto_size(job.config, ranks) for job in jobs if job.config.ensemble.size == "auto"}
     if len(set(sizes.values())) < 2:
         return list(jobs), None
-    least = 2 if any(needs_w(job.config) for job in jobs) else 1  # w compares two, and may live with one of them
-    size = max(least, min(sizes.values()))
+    size = min(sizes.values())
     sized = [Job(job.name, (*job.overrides, f"ensemble.size={size}")) if job.name in sizes else job for job in jobs]
     return sized, size
 
 
-def auto_size(config: Config, ranks: int | None) -> int:
-    own = own_ranks(needs_w(config), config.redundancy.ranks)
-    return fitting(ranks or ranks_for(config), own, config.ensemble.replicas)
+def auto_size(config: Config, ranks: int) -> int:
+    return fitting(ranks, own_ranks(needs_w(config), config.redundancy.ranks), config.ensemble.replicas)

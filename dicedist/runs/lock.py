@@ -6,18 +6,21 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from dicedist.runs.files import open_own, read_plain
-from dicedist.runs.run import Run
+
+if TYPE_CHECKING:
+    from dicedist.runs.run import Run
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the answers of a file system without locks
 MOMENT = 1.0  # seconds in which filelock removes the file of a process that has ended
 
 
 @contextlib.contextmanager
-def run_lock(run: Run) -> Iterator[None]:
+def run_lock(run: "Run") -> Iterator[None]:
     """Let only one process write to the folder of a run, which is created if needed."""
     run.directory.mkdir(parents=True, exist_ok=True)
     with locked(run.lock_file, f"{run} is in use", "choose another run.name"):

@@ -3,43 +3,37 @@
 A checkpoint has all weights: to continue, evaluate or export a run, neither these files nor a network are needed.
 """
 
-import hashlib
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import nn
 
-from dicedist.algorithm.build import weightless
+from dicedist.algorithm.build import read_shape, weightless
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 from dicedist.console.lines import say
+from dicedist.data.frozen import FrozenTrunk
 from dicedist.data.remote import reason_of
 from dicedist.data.sources import Source
+from dicedist.runs.weights import PYPI, Weights, digest, packaged, saved
 
-Weights = dict[str, Tensor]  # by the names of the library, or of the network's own state dict
-PICKLED = (".bin", ".pt", ".pth")
-WRAPPED = ("state_dict", "model")  # where training scripts keep a state dict in their files
 LISTED = 3  # names of tensors in a message
 
 
 def choices(config: Config, size: int) -> list[Any]:
-    """Return for each of so many members: null, true or a file."""
+    """Return for each of so many members: null, true, pypi:NAME or a file."""
     given = config.network.pretrained
     if isinstance(given, list) and len(given) != size:
         raise ValueError(f"network.pretrained names {len(given)} weights for {size} members: name one for each")
     chosen = given if isinstance(given, list) else [given] * size
     for each in chosen:
         if not (each is None or isinstance(each, bool | str)):
-            raise ValueError(f"network.pretrained={each}: write true, null, a file, or a list of these")
+            raise ValueError(f"network.pretrained={each}: write true, null, pypi:NAME, a file, or a list of these")
     return [None if each is False else each for each in chosen]
 
 
@@ -63,8 +57,8 @@ class Pretrained:
         """Return the weights of a member, which fit its network, and their sha256."""
         key = (self.names[member], self.chosen[member])
         if key not in self.read:
-            weights = published(key[0]) if key[1] is True else saved(Path(key[1]))
             network = weightless(self.config, self.plan)[member]
+            weights = weights_of(*key)
             refuse_another(weights, network, f"the weights of {key[0]}" if key[1] is True else str(key[1]))
             self.read[key] = weights, digest(weights)
         return self.read[key]
@@ -75,11 +69,12 @@ class Pretrained:
         for member in hosted.members:
             if self.chosen[member] is not None:
                 fill(hosted.member(member).encoder, network[member], self.checked(member, expected, host))
-        if hosted.trunk is not None and self.chosen[0] is not None:
+        trunk = hosted.trunk or hosted.frozen
+        if trunk is not None and self.chosen[0] is not None:
             whole = network[0]
-            named = {f"trunk.{name}" for name in hosted.trunk.module.state_dict()}
+            named = {f"trunk.{name}" for name in trunk.module.state_dict()}
             weights = self.checked(0, expected, host)
-            hosted.trunk.module.load_state_dict(
+            trunk.module.load_state_dict(
                 {name.removeprefix("trunk."): weights[whole.published_name(name)] for name in named}
             )
 
@@ -100,6 +95,13 @@ def fill(encoder: Network, whole: Network, weights: Weights) -> None:
     encoder.load_state_dict(found, strict=False)
 
 
+def weights_of(network: str, chosen: Any) -> Weights:
+    """chosen: true, pypi:NAME or a file."""
+    if chosen is True:
+        return published(network)
+    return packaged(chosen, network) if chosen.startswith(PYPI) else saved(Path(chosen))
+
+
 def published(name: str) -> Weights:
     """Return the weights that torchvision or timm publishes under this name, from its cache or the network."""
     library, _, model = name.partition("/")
@@ -115,25 +117,6 @@ def published(name: str) -> Weights:
             "network.pretrained=FILE"
         ) from error
     raise ValueError(f"network.pretrained=true: nobody publishes weights of {name}, write network.pretrained=FILE")
-
-
-def saved(path: Path) -> Weights:
-    """Return the state dict in a file. No code in the file is run."""
-    if not path.is_file():
-        raise ValueError(f"network.pretrained={path}: there is no such file")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        if path.suffix in PICKLED:
-            found: Any = torch.load(path, map_location="cpu", weights_only=True)
-            found = next((found[key] for key in WRAPPED if isinstance(found.get(key), Mapping)), found)
-            if all(isinstance(value, Tensor) for value in found.values()):
-                return dict(found)
-            raise ValueError("it holds more than tensors")
-    except Exception as error:  # torch.load raises anything for a damaged file, or for one with code in it
-        kind = "safetensors" if isinstance(error, SafetensorError) else "a state dict"
-        raise ValueError(f"{path} is not {kind} that can be read ({reason_of(error)})") from error
-    raise ValueError(f"network.pretrained={path}: write a file that ends in .safetensors or {', '.join(PICKLED)}")
 
 
 def refuse_another(weights: Weights, network: Network, origin: str) -> None:
@@ -163,14 +146,17 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def digest(weights: Weights) -> str:
-    """sha256 of names, types, shapes and values: the same for a file in any format."""
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        value = weights[name].detach().contiguous()
-        total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | None) -> Source:
+    """Let a frozen trunk read all images, and members its outputs; None: members read the source itself.
+
+    Every process that hosts members calls it; the first of a node computes what the cache does not hold.
+    """
+    if trunk is None:
+        return source
+    weights = {name: value.cpu() for name, value in trunk.state_dict().items()}
+    network = config.network
+    key = (digest(weights), network.label, network.split, network.enlarge)
+    return FrozenTrunk(trunk.eval(), key, read_shape(config, plan), config.data).read_all(source)
 
 
 def normalised_as_published(source: Source, config: Config, plan: Plan) -> Source:

@@ -1,5 +1,7 @@
 """Runs jobs in order, as many at once as there is room for, each on its own GPUs."""
 
+import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +12,14 @@ import torch
 from dicedist.cluster.process import EXIT_STOPPED
 from dicedist.cluster.signals import Stopped
 from dicedist.console.lines import duration, say
+from dicedist.console.progress import Progress
 from dicedist.runs.jobs import Job
 from dicedist.runs.warm import Fork
 
 POLL = 0.5  # seconds
+TOLD = 60.0  # seconds between two lines of progress where there is no terminal
+TAIL = 8192  # bytes at the end of a log, where its last line of progress is
+STEPS = re.compile(r"^step ([\d,]+)/([\d,]+)", re.MULTILINE)
 
 
 class Queue:
@@ -22,12 +28,11 @@ class Queue:
     def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
         self.waiting = [job for job in jobs if not job.finished]
         self.total, self.done = len(jobs), len(jobs) - len(self.waiting)
-        self.already = self.done
         self.ranks, self.directory = ranks, directory
         self.free = list(range(at_once))
         self.running: dict[int, tuple[Job, Popen | Fork]] = {}
         self.failed: list[str] = []
-        self.started = time.monotonic()
+        self.progress = Progress(self.total, "runs", self.done, told=TOLD)
 
     def run(self) -> list[str]:
         """Run all jobs. Return the names of those that failed."""
@@ -40,6 +45,7 @@ class Queue:
                         del self.running[place]
                         self.free.append(place)
                         self.finish(job, code)
+                self.show()
                 time.sleep(POLL)
         except Stopped:
             for _, process in self.running.values():
@@ -67,18 +73,38 @@ class Queue:
             outcome = f"test {100 * result['ensemble']['accuracy']:.2f} %"
         else:
             outcome = "done"
-        # Running jobs count as half done.
-        jobs_left = len(self.waiting) + len(self.running) / 2
-        left = (time.monotonic() - self.started) / (self.done - self.already + len(self.running) / 2) * jobs_left
+        left = self.progress.left(self.done + sum(share for share, _ in self.steps().values()))
+        self.progress.clear()
         say(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left")
+
+    def show(self) -> None:
+        """Show how many runs are finished, and the step of each running one."""
+        if steps := self.steps():
+            figures = "  ".join(f"{name}: {words}" for name, (_, words) in steps.items())
+            self.progress.show(self.done + sum(share for share, _ in steps.values()), figures)
+
+    def steps(self) -> dict[str, tuple[float, str]]:
+        """Return for each running job the share of its steps that is done, and the words that say so."""
+        return {job.name: last_step(self.log_of(job)) for job, _ in self.running.values()}
 
     def log_of(self, job: Job) -> Path:
         return self.directory / f"{job.name}.log"
 
 
+def last_step(log: Path) -> tuple[float, str]:
+    """Return the share of its steps that a job has done by its log, and the words that say so."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.path.getsize(log) - TAIL))
+        found = STEPS.findall(file.read().decode(errors="replace"))
+    if not found:
+        return 0.0, "starts"
+    done, total = (int(number.replace(",", "")) for number in found[-1])
+    return done / max(1, total), f"step {found[-1][0]}/{found[-1][1]}"
+
+
 def last_words(log: Path) -> str:
     """Return the last line of a failed job's output, if possible one that dicedist wrote."""
-    lines = [line for line in log.read_text().splitlines() if line.strip()]
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
     return (ours or lines or ["no output"])[-1].removeprefix("dicedist: ")
 

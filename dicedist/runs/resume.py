@@ -23,6 +23,14 @@ RATES = "schedules.learning_rate."
 FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
 
 
+class Found(NamedTuple):
+    """What a start of a run continues from."""
+
+    checkpoint: Checkpoint | None  # None: the run begins
+    plan: Plan
+    changes: list[str]  # of keys, that the user allows
+
+
 class Saved(NamedTuple):
     """The config and the plan of a run that was begun before."""
 
@@ -63,6 +71,15 @@ def ensemble_size(config: Config) -> int | str:
     return found.plan.num_members if found else config.ensemble.size
 
 
+def as_begun(config: Config) -> Config:
+    """Return the config with the validation set of the run that it continues: earlier versions did not cut it."""
+    data = config.data
+    if data.val_limit != "auto" or data.train_limit is None:
+        return config
+    found = saved_anywhere(Run.of(config), config)
+    return replace(config, data=replace(data, val_limit=found.config.data.val_limit)) if found else config
+
+
 def is_new_run(run: Run, config: Config) -> bool:
     """Tell if it is known already that there is nothing to continue from."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)
@@ -75,8 +92,8 @@ def find(
     data_digest: str,
     warn: Callable[[str], None],
     digests: Callable[[], list[str] | None] = lambda: None,
-) -> tuple[Checkpoint | None, Plan]:
-    """Called on rank 0, which holds the lock: the checkpoint to continue from, None to start; and the whole plan.
+) -> Found:
+    """Called on rank 0, which holds the lock. Refuses what cannot be, and writes nothing: `commit` does.
 
     digests: of the pretrained weights, which are read only if the run begins; they go into its plan.
     """
@@ -94,18 +111,37 @@ def find(
     if found is None and attempt() > 0 and not run.launch_file.exists():
         warn(f"{run} is not here, though this launch has begun it: share run.dir between nodes, or set run.remote")
     plan = replace(plan, weights_sha256=digests() if found is None else run.plan().weights_sha256)
+    changes: list[str] = []
     if begun:
         refuse_another_teacher(run, config, plan)
-        before = refuse_another(run, config, plan, found).run.remote
+        changes, before = refuse_another(run, config, plan, found), run.config().run.remote
         if before and not config.run.remote:
             warn(f"{run} was also kept in {before}, and is not now: add run.remote={before}")
     if found is not None and found.about["data"] != data_digest:
         raise ValueError(f"the images are not those that {run} was trained on: choose another run.name")
+    return Found(found, plan, changes)
+
+
+def commit(run: Run, config: Config, found: Found, warn: Callable[[str], None]) -> None:
+    """Called on rank 0 when every rank has its state: whatever happens from here on, the run is what the config says.
+
+    A run that goes back to an earlier step (resume.step) forgets the later ones before the config changes. Results
+    that the config would not lead to any more are set aside.
+    """
     checkpoint.discard(run.checkpoints)
-    run.save_plan(plan)
+    last = found.checkpoint
+    if last is not None and config.resuming.step == last.step:
+        checkpoint.forget_after(run.checkpoints, last.step)
+    if last is not None:
+        mend_records(run, last, warn)
+    if run.result() is not None and changed_keys(flatten(run.config()), flatten(config), {Scope.MEASURE}):
+        run.set_results_aside()
+    if found.changes:
+        with open_own(run.changes_file, "a") as file:
+            file.write(json.dumps({"after_step": last.step if last else 0, "changed": found.changes}) + "\n")
+    run.save_plan(found.plan)
     run.save_config(config)
     replace_text(run.launch_file, this_launch())
-    return found, plan
 
 
 def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -181,11 +217,8 @@ def refuse_another_teacher(run: Run, config: Config, plan: Plan) -> None:
         )
 
 
-def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | None) -> Config:
-    """Refuse changes of keys that make another run, unless the user allows them on purpose; that is recorded.
-
-    Returns the config of the start before.
-    """
+def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | None) -> list[str]:
+    """Refuse changes of keys that make another run. Return the changes that the user allows on purpose."""
     saved = run.config()
     allowed = refuse_changes(Saved(saved, run.plan()), Saved(config, plan), str(run))
     moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
@@ -197,11 +230,7 @@ def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | Non
         )
     if found is not None and found.about.get("run", identity(config, plan)) != identity(config, plan):
         raise ValueError(f"{found.path} belongs to another run: {found.about['run']}")
-    if allowed:
-        line = json.dumps({"after_step": found.step if found else 0, "changed": allowed})
-        with open_own(run.changes_file, "a") as file:
-            file.write(line + "\n")
-    return saved
+    return allowed
 
 
 def refuse_changes(saved: Saved, now: Saved, where: str) -> list[str]:

@@ -9,10 +9,12 @@ runs/NAME/
     evaluation.json logits.safetensors gallery.safetensors report.html      results
     evaluations/LABEL/                  results of some members, of another average, of an earlier step
     ensemble.pt2 member-0.onnx ...      what `export` wrote
-    mirror.json                         how much of it MLflow has received
+    mirror.json mirror-wandb.json ...   how much of it each tracker has received
+    events.out.tfevents... wandb/       what TensorBoard reads; what Weights & Biases keeps of it
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,56 +22,15 @@ from typing import Any, Self
 
 from dicedist.config import Config, parse_config, to_yaml
 from dicedist.config.plan import Plan
+from dicedist.console.lines import warn
 from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
-from dicedist.runs.files import read_json, read_plain, replace_json, replace_text
+from dicedist.runs.files import own_folder, read_plain, replace_text
+from dicedist.runs.results import Results, origin
 
 CONFIG, PLAN = "config.yaml", "plan.json"
 LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
-
-
-class Results:
-    """A folder that an evaluation is written to: the folder of a run, or a separate one."""
-
-    def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
-
-    def __str__(self) -> str:
-        return str(self.directory)
-
-    @property
-    def result_file(self) -> Path:
-        return self.directory / "evaluation.json"
-
-    @property
-    def logits_file(self) -> Path:
-        return self.directory / "logits.safetensors"
-
-    @property
-    def gallery_file(self) -> Path:
-        return self.directory / "gallery.safetensors"
-
-    @property
-    def report_file(self) -> Path:
-        return self.directory / "report.html"
-
-    @property
-    def files(self) -> list[Path]:
-        """The one that says that there are results comes last."""
-        return [self.logits_file, self.gallery_file, self.report_file, self.result_file]
-
-    def result(self, step: int | None = None) -> dict[str, Any] | None:
-        """The results of the evaluation; None if they were not written, are damaged, or not of this step, if given."""
-        try:
-            found = read_json(self.result_file)
-        except (OSError, ValueError):
-            return None
-        return found if step in (None, found.get("step", step)) else None
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        replace_json(self.result_file, result)
 
 
 class Run(Results):
@@ -124,7 +85,10 @@ class Run(Results):
 
     def place_of(self, name: str) -> Path:
         """Where a file lies whose name is that of a copy elsewhere, relative to the folder."""
-        return self.directory / name
+        path = self.directory
+        for folder in Path(name).parts[:-1]:
+            path = own_folder(path / folder)
+        return path / Path(name).name
 
     @property
     def config_file(self) -> Path:
@@ -147,16 +111,21 @@ class Run(Results):
         return self.directory / "system.jsonl"
 
     def trace_file(self, rank: int) -> Path:
-        return self.directory / "traces" / f"rank-{rank}.json"
+        return own_folder(self.directory / "traces") / f"rank-{rank}.json"
 
     @property
     def changes_file(self) -> Path:
         """Keys that were changed on purpose between two starts."""
         return self.directory / "changes.jsonl"
 
+    def mirror_file(self, tracker: str) -> Path:
+        """The state of a tracker; MLflow was the only one once, so its file has no name in it."""
+        return self.directory / ("mirror.json" if tracker == "mlflow" else f"mirror-{tracker}.json")
+
     @property
-    def mirror_file(self) -> Path:
-        return self.directory / "mirror.json"
+    def event_files(self) -> list[Path]:
+        """The files that TensorBoard reads."""
+        return sorted(self.directory.glob("events.out.tfevents.*"))
 
     def copy_file(self, uri: str) -> Path:
         """What a second store of MLflow has received."""
@@ -172,8 +141,12 @@ class Run(Results):
         return self.directory / ".lock.owner"
 
     @property
-    def mirror_lock_file(self) -> Path:
-        return self.directory / ".mirror.lock"
+    def wandb_folder(self) -> Path:
+        """The folder that Weights & Biases makes in a folder that it is given."""
+        return self.directory / "wandb"
+
+    def mirror_lock_file(self, tracker: str) -> Path:
+        return self.directory / f".mirror-{tracker}.lock"
 
     @property
     def mark_file(self) -> Path:
@@ -192,14 +165,14 @@ class Run(Results):
 
     @property
     def checkpoints(self) -> Path:
-        return self.directory / "checkpoints"
+        return own_folder(self.directory / "checkpoints")
 
     @property
     def travelling(self) -> list[Path]:
         """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
         return [
             self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,
-            self.records_file, self.system_file, self.mirror_file, *self.files,
+            self.records_file, self.system_file, self.mirror_file("mlflow"), self.mirror_file("wandb"), *self.files,
         ]  # fmt: skip
 
     @property
@@ -238,18 +211,43 @@ class Run(Results):
                 copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
-    def checkpoint(self) -> Checkpoint:
-        """The last intact checkpoint; if there is none, a ValueError says what is wrong."""
-        found = self.newest_checkpoint()
+    def checkpoint(self, tell: Callable[[str], None] = warn, which: str | None = None) -> Checkpoint:
+        """Return the checkpoint to read; a ValueError says why there is none.
+
+        which: last | best; None: the best if the run keeps it (checkpoint.best). tell: receives a warning if the last
+        one is damaged and an earlier one takes its place.
+        """
+        reasons: list[str] = []
+        found = self.newest_checkpoint(reasons.append)
         if found is None:
-            raise ValueError(f"{self} has no intact checkpoint{checkpoint.what_is_wrong(self.checkpoints)}")
-        return found
+            raise ValueError(f"{self} has no intact checkpoint{f': {reasons[0]}' if reasons else ''}")
+        if reasons:
+            tell(f"{reasons[0]}; {found.path.name} is used instead")
+        best = checkpoint.best_step(found.about)
+        if which == "best" and best is None:
+            raise ValueError(f"{self} keeps no best checkpoint: train with checkpoint.best=val/nll, or leave it out")
+        if which == "last" or best in (None, found.step):
+            return found
+        try:
+            return checkpoint.read(checkpoint.path_of(self.checkpoints, best))
+        except ValueError as error:
+            raise ValueError(f"{error}: it was the best one, checkpoint=last reads the last") from error
+
+    def results_of(self, found: Checkpoint) -> tuple[Results, dict[str, Any]] | None:
+        """The results of this checkpoint, of the weights that the config names, with their folder; None without any."""
+        wanted = {"step": found.step, **origin(self.config(), found)}
+        for results in (self, self.aside(found.step)):
+            result = results.result()
+            if result is not None and all(result.get(key, value) == value for key, value in wanted.items()):
+                return results, result
+        return None
 
     def ending(self) -> str:
         """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
         found = self.newest_checkpoint()
         if found is not None and found.complete:
-            if self.result(found.step) is not None or (self.result() is None and not self.config().evaluate.test):
+            evaluated = checkpoint.best_step(found.about) or found.step
+            if self.result(evaluated) is not None or (self.result() is None and not self.config().evaluate.test):
                 return "FINISHED"
         return "KILLED" if self.stopped_file.exists() else "FAILED"
 
@@ -259,16 +257,24 @@ class Run(Results):
 
     def variation(self, label: str) -> Results:
         """The results of something else than the whole run: of some members, another average, an earlier step."""
-        return Results(self.directory / "evaluations" / label)
+        return Results(own_folder(own_folder(self.directory / "evaluations") / label))
+
+    def aside(self, step: int | str) -> Results:
+        return self.variation(f"step-{step}")
 
     def set_results_aside(self) -> None:
-        """The run goes on: what was found after fewer steps stays beside what will be found after more."""
+        """Move the results to a folder of their step: the run goes on, or is to be measured in another way.
+
+        evaluation.json goes last, so that a start after a crash moves the rest.
+        """
         found = self.result()
         if found is None:
             return
-        aside = self.variation(f"step-{found.get('step', 'before')}")
-        aside.directory.mkdir(parents=True, exist_ok=True)
-        for old, new in zip(reversed(self.files), reversed(aside.files), strict=True):
+        label = found.get("step", "before")
+        places = (self.aside(label if nth == 1 else f"{label}-{nth}") for nth in itertools.count(1))
+        free = next(place for place in places if not place.result_file.exists())
+        free.directory.mkdir(parents=True, exist_ok=True)
+        for old, new in zip(self.files, free.files, strict=True):
             if old.exists():
                 old.rename(new)
 

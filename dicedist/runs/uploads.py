@@ -26,6 +26,7 @@ from dicedist.runs.lease import Lease, Lost
 from dicedist.runs.run import Run
 
 LIMIT = 600.0  # seconds that a finished or stopped training waits for the bucket, however slowly it answers
+GOING_BACK = 60.0  # seconds that a training waits for the bucket to forget later checkpoints
 PAUSES = (1.0, 60.0)  # seconds between two attempts, the first and the longest
 MOMENT = 0.2
 AT_ONCE = 2**26  # bytes of a file that are held in memory
@@ -41,6 +42,9 @@ class NoUploads:
 
     def soon(self) -> None:
         """Notice that there is something new in the folder."""
+
+    def go_back(self, step: int) -> None:
+        """Remove the later checkpoints: the run has gone back behind them, and must not continue from them."""
 
     def finish(self) -> bool:
         """Wait up to LIMIT seconds. Return whether the bucket has everything."""
@@ -67,6 +71,7 @@ class Uploads(NoUploads):
         self.news = threading.Event()
         self.asked = self.sent = 0  # the number of notices, and of those whose files have arrived
         self.failing = False
+        self.back_to: int | None = None  # the step behind which the bucket must keep nothing
         self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: not known
         self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files that the bucket has
 
@@ -106,9 +111,14 @@ class Uploads(NoUploads):
         self.asked += 1
         self.news.set()
 
-    def finish(self) -> bool:
+    def go_back(self, step: int) -> None:
+        self.back_to = step
+        if not self.finish(GOING_BACK):
+            self.warn(f"{self.bucket} still has later checkpoints than step {step}: a lost disk would bring them back")
+
+    def finish(self, limit: float | None = None) -> bool:
         self.soon()
-        wanted, deadline = self.asked, time.monotonic() + LIMIT
+        wanted, deadline = self.asked, time.monotonic() + (limit or LIMIT)
         while self.sent < wanted and time.monotonic() < deadline and not self.lease.lost:
             time.sleep(MOMENT)
             advance()
@@ -145,6 +155,11 @@ class Uploads(NoUploads):
         self.lease.confirm()
         if self.there is None:
             self.there = copies.manifests(self.bucket, self.bucket.listed())
+        if (last := self.back_to) is not None:
+            for step in [step for step in self.there if step > last]:
+                self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])  # the rest goes with the next checkpoint
+                del self.there[step]
+            self.back_to = None
         self.send_file(self.run.config_file)
         try:
             self.send_newest(self.there)
@@ -154,15 +169,21 @@ class Uploads(NoUploads):
             self.send_file(path)
 
     def send_newest(self, there: dict[int, bytes]) -> None:
-        """Send the newest checkpoint, if the bucket lacks it; earlier ones are not sent any more."""
+        """Send the newest checkpoint and the best one, if the bucket lacks them; others are not sent any more."""
         saved = checkpoint.saved(self.run.checkpoints)
         if not saved:
             return
-        self.sending = saved[-1]
-        step, text = checkpoint.step_of(saved[-1]), (saved[-1] / MANIFEST).read_bytes()
+        best = checkpoint.best_step(checkpoint.read(saved[-1], []).about)
+        for path in [path for path in saved if path == saved[-1] or checkpoint.step_of(path) == best]:
+            self.send_checkpoint(path, there)
+        self.thin_out(there, checkpoint.step_of(saved[-1]), best)
+
+    def send_checkpoint(self, path: Path, there: dict[int, bytes]) -> None:
+        self.sending = path
+        step, text = checkpoint.step_of(path), (path / MANIFEST).read_bytes()
         if there.get(step) == text:
             return
-        found = checkpoint.read(saved[-1])
+        found = checkpoint.read(path)
         there.pop(step, None)
         self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])
         for name, (_, sha256) in found.files.items():
@@ -170,12 +191,11 @@ class Uploads(NoUploads):
         self.lease.confirm()
         self.bucket.write(f"{folder_of(step)}/{MANIFEST}", text)
         there[step] = text
-        self.thin_out(there, step)
 
-    def thin_out(self, there: dict[int, bytes], last: int) -> None:
+    def thin_out(self, there: dict[int, bytes], last: int, best: int | None) -> None:
         """Remove checkpoints as on the disk, and every checkpoint without a manifest."""
         losses = {step: checkpoint.loss_in(text) for step, text in there.items()}
-        for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep):
+        for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep, best):
             del there[step]
         names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
         self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # they go first

@@ -57,7 +57,8 @@ class Protocol:
         return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
 
     def common(self, method: str) -> dict[str, str]:
-        return {"method": method, "tracking": "none", **self.setting}
+        """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting differs."""
+        return {"method": method, "tracking": "none", "data.val_limit": "null", **self.setting}
 
     def job(
         self, method: str, best: Mapping[str, str], seed: int, directory: Path, change: tuple[str, str] | None = None

@@ -236,7 +236,8 @@ def asked_for(plan: Plan) -> dict[str, Any]:
     """Settings that must not change while a search goes on; it may get more trials."""
     return {
         "objective": ",".join(objective.name for objective in plan.objectives),
-        "fixed": sorted(plan.fixed),
+        # Protocols have always read the whole validation set; searches of earlier versions do not say so.
+        "fixed": sorted(word for word in plan.fixed if word != "data.val_limit=null"),
         "seed": plan.seed,
         **{key: str(space) for key, space in plan.spaces.items()},
     }

@@ -1,21 +1,23 @@
-"""Starts the mirror, the process that sends a run to MLflow; MLflow itself is never imported here."""
+"""Starts mirrors, the processes that send a run to its trackers; no tracker is imported here."""
 
 import os
 import subprocess
 import sys
 
+from dicedist.cluster.channel import CHANNEL
 from dicedist.cluster.process import LAUNCHER, SECRET
-from dicedist.config.schema import Config
+from dicedist.config.schema import TRACKERS, Config
 from dicedist.runs.run import Run
 
 # Variables that make a process a rank, and what only ranks know.
-RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, SECRET)
+RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, CHANNEL, SECRET)
 
 
-def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
+def start_mirror(run: Run, config: Config, tracker: str) -> "subprocess.Popen[str]":
     """Start the process. It sends records until the pipe to it is closed, also by a crash, then whatever is left."""
+    trusted = f"network.trusted={str(config.network.trusted).lower()}"
     return subprocess.Popen(
-        [*command(run, config.tracking.uri), f"network.trusted={str(config.network.trusted).lower()}", "--follow"],
+        [*command(run, tracker, config.tracking.uri), trusted, "--follow"],
         stdin=subprocess.PIPE,
         text=True,
         start_new_session=True,  # signals to the ranks are not for it
@@ -24,13 +26,20 @@ def start_mirror(run: Run, config: Config) -> "subprocess.Popen[str]":
 
 
 def refresh(run: Run) -> None:
-    """Send the results of a run that was evaluated again, if MLflow has the run."""
-    if run.mirror_file.exists():
-        subprocess.run(command(run, None), env=environment(), check=False)  # it says itself what went wrong
+    """Send the results of a run that was evaluated again to the trackers that have the run."""
+    for tracker in TRACKERS:
+        if run.mirror_file(tracker).exists():
+            subprocess.run(command(run, tracker, None), env=environment(), check=False)  # it says what went wrong
 
 
-def command(run: Run, uri: str | None) -> list[str]:
-    return [sys.executable, "-m", "dicedist.mirror", str(run), *([f"tracking.uri={uri}"] if uri else [])]
+def command_for(run: Run, tracker: str) -> str:
+    """Return the command that sends the rest of a run."""
+    return f"python -m dicedist.mirror {run}" + (f" tracking={tracker}" if tracker != "mlflow" else "")
+
+
+def command(run: Run, tracker: str, uri: str | None) -> list[str]:
+    words = [f"tracking={tracker}", *([f"tracking.uri={uri}"] if uri and tracker == "mlflow" else [])]
+    return [sys.executable, "-m", "dicedist.mirror", str(run), *words]
 
 
 def environment() -> dict[str, str]:

@@ -13,14 +13,14 @@ from typing import Any
 
 from dicedist.cluster.heartbeat import advance
 from dicedist.config import names
-from dicedist.config.schema import Config
+from dicedist.config.schema import TRACKERS, Config
 from dicedist.console import lines
 from dicedist.console.progress import SILENT, Progress, SilentProgress
 from dicedist.runs.files import open_own
 from dicedist.runs.run import Run
 from dicedist.tracking.mirroring import start_mirror
 
-MIRROR_LIMIT = 600.0  # seconds that a finished training waits for MLflow, however slowly it answers
+MIRROR_LIMIT = 600.0  # seconds that a finished training waits for its trackers, however slowly they answer
 SHOWN = {  # name of a record -> its name in the progress line
     names.train(names.MEMBERS, names.LOSS): "loss",
     names.train(names.REDUNDANCY): "redundancy",
@@ -50,6 +50,10 @@ class SilentTracker:
         """All records that were written so far."""
         return b""
 
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """Return the steps and values of all records of this name so far."""
+        return []
+
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Add the values of some steps to the next summary."""
 
@@ -78,9 +82,9 @@ class SilentTracker:
     def warn(self, text: str) -> None:
         """Print a warning."""
 
-    def close(self, finished: bool) -> bool:
-        """End the tracking. Only a finished training waits for MLflow. Return whether everything arrived there."""
-        return True
+    def close(self, finished: bool) -> list[str]:
+        """End the tracking. Only a finished training waits. Return the trackers that have not received everything."""
+        return []
 
 
 class Tracker(SilentTracker):
@@ -98,11 +102,13 @@ class Tracker(SilentTracker):
         self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
         self.text = bytearray(first_lines(run.records_file, self.lines))
         self.total_steps, self.progress = total_steps, Progress(total_steps, "step", first_step)
-        self.mirror: subprocess.Popen[str] | None = None
+        self.mirrors: dict[str, subprocess.Popen[str]] = {}  # by tracker, so that a slow one delays no other
 
     def open(self) -> None:
-        if self.config.tracking.to == "mlflow":
-            self.mirror = start_mirror(self.run, self.config)
+        trackers = self.config.tracking.trackers
+        self.mirrors = {tracker: start_mirror(self.run, self.config, tracker) for tracker in trackers}
+        if self.config.tracking.to == "auto" and not trackers:
+            self.say("records stay in the run's folder: MLflow is not installed (pip install 'dicedist[mlflow]')")
 
     def begin(self) -> None:
         self.progress.begin()
@@ -112,6 +118,11 @@ class Tracker(SilentTracker):
 
     def kept(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        lines = (*self.text.decode().splitlines(), *self.unwritten)
+        found = (json.loads(line) for line in lines if f'"{name}"' in line)
+        return [(record["step"], record[name]) for record in found]
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         for name, column in values.items():
@@ -174,22 +185,28 @@ class Tracker(SilentTracker):
         self.progress.clear()
         lines.warn(text)
 
-    def close(self, finished: bool) -> bool:
+    def close(self, finished: bool) -> list[str]:
         self.progress.clear()
-        if self.mirror is None or self.mirror.stdin is None:
-            return True
-        with contextlib.suppress(OSError):  # it may have given up
-            self.mirror.stdin.close()
-        if not finished:
-            return True
-        self.say("\nsending the results and the ensemble to MLflow ...")
+        for mirror in self.mirrors.values():
+            assert mirror.stdin is not None
+            with contextlib.suppress(OSError):  # it may have given up
+                mirror.stdin.close()
+        if not finished or not self.mirrors:
+            return []
+        self.say(f"\nsending the results to {' and '.join(TRACKERS[tracker] for tracker in self.mirrors)} ...")
         deadline = time.monotonic() + MIRROR_LIMIT
-        while time.monotonic() < deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.mirror.wait(1) == 0
-            advance()
-        self.mirror.kill()
-        return False
+        return [tracker for tracker, mirror in self.mirrors.items() if not received(mirror, deadline)]
+
+
+def received(mirror: "subprocess.Popen[str]", deadline: float) -> bool:
+    """Wait for a mirror to end, at most until the deadline. Return whether its tracker has received everything."""
+    while mirror.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            mirror.wait(1)
+        advance()
+    if mirror.poll() is None:
+        mirror.kill()
+    return mirror.returncode == 0
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from torch import nn
-
 from dicedist.algorithm.step import Step
 from dicedist.cluster.devices import MIB
 from dicedist.cluster.exchange import Exchange
@@ -11,6 +9,7 @@ from dicedist.cluster.world import World
 from dicedist.console.lines import duration, plural
 from dicedist.console.tables import table
 from dicedist.data.sources import Source
+from dicedist.evaluation.teacher import Teacher
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.forecast import seconds_to_go
 from dicedist.training.job import Job
@@ -24,7 +23,7 @@ def announce(
     world: World,
     step: Step,
     exchange: Exchange,
-    teacher: nn.Module | None,
+    teacher: Teacher | None,
     footprint: Mapping[str, int],
     steps_left: int,
     tracker: SilentTracker,
@@ -57,8 +56,9 @@ def announce(
         f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.label} "
         f"({config.structure}), {len(source.train):,} {source.kind}, {plural(steps_left, 'step')} to go"
     )
-    if job.plan.teacher_sha256:
-        tracker.say(f"taught by the {plural(len(job.plan.teacher_sha256), 'member')} of {config.teacher.run}")
+    if teacher is not None:
+        members = f"{plural(len(teacher), 'member')} of {config.teacher.run}"
+        tracker.say(f"taught by the {members}, step {teacher.ensemble.about.step}")
     tracker.say(class_counts(source))
     if job.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):

@@ -55,7 +55,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
 def blank(job: Job, world: World, has_images: bool) -> Batch:
     """Return a batch of the shape of all others."""
     size = job.config.batch_size
-    images = [zeros(size, job.source).to(world.device)] if has_images else []
+    images = [zeros(size, job).to(world.device)] if has_images else []
     labels = (torch.arange(size) % job.extent.num_classes).to(world.device)
     return Batch(0, 0, size, slice(None), torch.arange(size), labels, 0, images)
 
@@ -87,7 +87,7 @@ def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module 
         return world.control.tell({"found": measure()})["found"] if found is None else found
 
     def way() -> bool | None:
-        """Leave it open on a CPU and where no rank hosts two members: the run may go on elsewhere."""
+        """Return None where there is nothing to choose: the run may continue later on other devices."""
         shared = any(len(job.placement.members_on(rank)) > 1 for rank in job.placement.member_ranks)
         if world.device.type == "cpu" or not shared:
             return None
@@ -102,7 +102,7 @@ def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module 
         messages.append(why)
         return is_faster
 
-    if job.config.redundancy.max_pairs == "auto":
+    if job.config.redundancy.max_pairs == "auto" and job.method.counterpart is not None:
         known = saved.plan.max_pairs if saved else None
         plan = replace(plan, max_pairs=resolved(known, lambda: pairs_that_hide(job, world, exchange, teacher)))
     if job.config.ensemble.batched == "auto":

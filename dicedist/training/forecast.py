@@ -12,18 +12,17 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from dicedist.algorithm.build import build_hosted
+from dicedist.algorithm.build import build_hosted, read_shape
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.targets import Targets
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
-from dicedist.data.sources import Source
-from dicedist.evaluation.readings import BATCH
 from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
 
 ROUNDS = 5  # at most; the first one only sets up the kernels
 FASTER = 0.9  # the share of the time that a division must come below: ranks that divide w add up its gradients
+READ = 128  # images that are read at once
 ENOUGH = 2.0  # seconds after which two rounds do
 
 
@@ -56,7 +55,7 @@ def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Modu
     own = (round(1e6 * members), round(1e6 * w), ranks, int(rehearsal.w is not None and rehearsal.num_hosted > 0))
     slowest, longest, ranks, shared = (world.control.agree(value) for value in own)
     pairs = math.comb(len(exchange.compared), 2)
-    return pairs if shared else max(ranks, min(pairs, pairs * slowest // longest))
+    return pairs if shared else max(ranks, min(pairs, pairs * slowest // max(1, longest)))
 
 
 def dividing(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
@@ -82,8 +81,8 @@ class Rehearsal:
         hosts_w = exchange.rank in exchange.placement.discriminators
         copies = build_hosted(config, job.method, job.plan, mine[:1], hosts_w, job.extent.num_classes, exchange.device)
         self.world, self.num_hosted, self.teacher = world, len(mine), teacher
-        self.inputs = zeros(-(-config.batch_size // exchange.replicas), job.source).to(world.device)
-        self.read_at_once = zeros(min(BATCH, 128), job.source).to(world.device)
+        self.inputs = zeros(-(-config.batch_size // exchange.replicas), job).to(world.device)
+        self.read_at_once = zeros(READ, job).to(world.device)
         self.targets = Targets((torch.arange(config.batch_size) % job.extent.num_classes).to(world.device))
         self.members = [part.module for part in copies.members.values()]
         self.trunk = copies.trunk.module if copies.trunk else nn.Identity()
@@ -112,23 +111,25 @@ class Rehearsal:
 
         The mean over some rounds: of a single one on a busy machine, the slowest rank's time would be an accident.
         """
-        members, w, hosted = [], [], max(1, self.num_hosted)
+        device, hosted = self.world.device, max(1, self.num_hosted)
+        of_members: list[float] = []
+        of_counterpart: list[float] = []
         for count in range(1, ROUNDS + 1):
             self.world.control.barrier()
-            started = now_done(self.world.device)
+            started = now_done(device)
             for member in self.members:
                 member(self.trunk(self.inputs)).sum().backward()
-            taught = now_done(self.world.device)
+            members_done = now_done(device)
             if self.teacher is not None:
                 self.teacher(self.inputs)
-            between = now_done(self.world.device)
+            teacher_done = now_done(device)
             self.learn()
-            members.append((taught - started) * hosted + between - taught)
-            w.append(now_done(self.world.device) - between)
-            spent = self.world.control.agree(round(1000 * (sum(members) + sum(w)))) / 1000
+            of_members.append((members_done - started) * hosted + teacher_done - members_done)
+            of_counterpart.append(now_done(device) - teacher_done)
+            spent = self.world.control.agree(round(1000 * (sum(of_members) + sum(of_counterpart)))) / 1000
             if count > 1 and spent > ENOUGH:  # the same on all ranks
                 break
-        return fmean(members[1:]), fmean(w[1:])
+        return fmean(of_members[1:]), fmean(of_counterpart[1:])
 
     def learn(self) -> None:
         if self.w is None or self.optimizer is None:
@@ -154,6 +155,6 @@ def now_done(device: torch.device) -> float:
     return time.monotonic()
 
 
-def zeros(number: int, source: Source) -> torch.Tensor:
-    inputs = torch.zeros(number, *source.shape)
+def zeros(number: int, job: Job) -> torch.Tensor:
+    inputs = torch.zeros(number, *read_shape(job.config, job.plan))
     return inputs if inputs.dim() == 2 else inputs.to(memory_format=torch.channels_last)

@@ -13,6 +13,7 @@ from dicedist.cluster.process import this_rank, world_size
 from dicedist.config import Config, flatten
 from dicedist.config.plan import Plan
 from dicedist.data import sources
+from dicedist.data.duplicates import warn_of_duplicates
 from dicedist.data.ood import refuse_unreadable
 from dicedist.data.order import num_batches
 from dicedist.data.prepared import refuse_unwritable
@@ -54,8 +55,9 @@ class Job:
 
 def prepare(config: Config) -> Job:
     """All ranks call this before they join, so that a refusal does not wait for others."""
-    method, run = Method(config.method), Run.of(config)
-    width = sources.vector_width(config.data)
+    config = resume.as_begun(config)
+    method, run = Method.to_train(config.method), Run.of(config)
+    width, columns = sources.vector_columns(config.data) or (None, None)
     shape = (3, config.data.size, config.data.size) if width is None else (width,)
     size, replicas, ranks_of_w = resume.ensemble_size(config), config.ensemble.replicas, config.redundancy.ranks
     needs_w, called = method.counterpart is not None, method.counterpart.part if method.counterpart else ""
@@ -63,7 +65,8 @@ def prepare(config: Config) -> Job:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_graph(config.redundancy.graph)
-        refuse_unreadable(config.ood.sets, width)
+        refuse_unreadable(config.ood.sets, width, columns)
+        # Placed here once without nodes, so that an impossible number of ranks is refused before ranks wait.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)
         if (bucket := Bucket.of(config)) is not None:
             bucket.refuse_unwritable(f"run.remote={config.run.remote}")
@@ -75,6 +78,7 @@ def prepare(config: Config) -> Job:
     job = Job(config, method, plan, placement, normalised_as_published(source, config, plan))
     if this_rank() == REPORTER and resume.is_new_run(run, config):
         job.pretrained.digests()  # weights that do not fit, or cannot be had
+        warn_of_duplicates(source)
     return job
 
 

@@ -7,6 +7,7 @@ from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.schedules import Schedules
 from dicedist.cluster.process import EndedElsewhere
 from dicedist.cluster.world import World
+from dicedist.evaluation.about import described
 from dicedist.runs import resume
 from dicedist.runs.saver import Saver
 from dicedist.tracking import environment
@@ -36,6 +37,7 @@ class Recorder:
         self.pace = Pace(job.config.batch_size, done)
         self.loss_scales: dict[str, Any] = {}  # on rank 0, by part
         self.validated = 0  # steps at the last validation, which a checkpoint keeps
+        self.best: dict[str, Any] | None = None  # on rank 0: the best validation so far, with checkpoint.best
 
     def sync(self, done: int, validation_due: bool) -> None:
         """All ranks: one host synchronization, values and reports to rank 0, an agreement on what comes next."""
@@ -75,26 +77,33 @@ class Recorder:
         followed = {name: value for name, value in values.items() if name in method.follows}
         return {"learning_rate": now.learning_rate, **followed}
 
-    def start_saving(self, done: int) -> None:
-        """All ranks: begin a checkpoint of the present state."""
+    def start_saving(self, done: int, is_last: bool = False) -> None:
+        """All ranks: begin a checkpoint of the present state. is_last: training ends here, perhaps early."""
         source = self.job.source
         about = {
             "run": resume.identity(self.job.config, self.job.plan),
-            "total_steps": self.job.extent.total_steps,
+            "total_steps": done if is_last else self.job.extent.total_steps,
+            "best": self.best,
             "loss": self.tracker.latest.get("loss"),
             "records": self.tracker.kept(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": source.data_digest,
-            "source": {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")},
+            "source": described(source),
         }
         self.saver.start(done, about, self.tracker.records())
 
-    def save_now(self, done: int) -> bool:
+    def save_soon(self, done: int) -> None:
+        """All ranks: begin a checkpoint of the present state, after the one that is being written."""
+        self.saver.finish()
+        self.start_saving(done)
+
+    def save_now(self, done: int, is_last: bool) -> bool:
         """All ranks: wait until the present state is on the disk, and tell if it is."""
         safe = self.saver.finish()
-        if not safe or self.saver.step != done:
-            self.start_saving(done)
+        early = is_last and done < self.job.extent.total_steps  # an earlier save of this step did not know that
+        if early or not safe or self.saver.step != done:
+            self.start_saving(done, is_last)
             safe = self.saver.finish()
         return safe
 

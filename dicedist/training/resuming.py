@@ -1,9 +1,10 @@
 """Begin a run, or continue the one in its folder: all ranks end up with the same state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicedist.algorithm.parts import Hosted
+from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.trajectories import Trajectories
 from dicedist.cluster.world import World
 from dicedist.config.plan import Plan
@@ -17,7 +18,7 @@ from dicedist.training.job import Job
 
 @dataclass(frozen=True)
 class State:
-    """Where a run goes on."""
+    """The point from which a run continues."""
 
     plan: Plan
     done: int  # steps
@@ -27,13 +28,14 @@ class State:
 
 
 def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories, teacher: Teacher | None) -> State:
-    """All ranks call: restore what a run found in the folder has come to, or load pretrained weights."""
-    run, digest, plan, found, note = job.run, job.source.data_digest, job.plan, None, {}
-    if world.reports:
-        found, plan = resume.find(run, job.config, plan, digest, warn, job.pretrained.digests)
-        if found:
-            resume.mend_records(run, found, warn)
-        environment.note(run, job.placement.parts, digest)
+    """All ranks call: restore what a run found in the folder has come to, or load pretrained weights.
+
+    The folder changes only when every rank has its state, so that a refusal leaves the run as it was.
+    """
+    run, digest, plan, note = job.run, job.source.data_digest, job.plan, {}
+    begins = resume.find(run, job.config, plan, digest, warn, job.pretrained.digests) if world.reports else None
+    if begins is not None:
+        found, plan = begins.checkpoint, begins.plan
         note = {
             "step": found.step if found else None,
             "files": [*found.files] if found else [],
@@ -42,22 +44,35 @@ def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories,
             "weights": plan.weights_sha256,
             "teacher": plan.teacher_sha256,
         }
-    told = world.control.tell(note)
-    if told["data"] != digest:
+    from_rank_0 = world.control.tell(note)
+    if from_rank_0["data"] != digest:
         raise ValueError(f"the {job.source.kind} on {world.host} are not those of rank 0: give all nodes the same data")
-    if teacher is not None and told["teacher"] != plan.teacher_sha256:
+    if teacher is not None and from_rank_0["teacher"] != plan.teacher_sha256:
         raise ValueError(f"the teacher on {world.host} is not that of rank 0: give all nodes the same run")
-    sees_folder, step = resume.sees(run, told["mark"]), told["step"]
-    if step is None:
-        job.pretrained.load(hosted, told["weights"], world.host)
-        return State(plan, 0, 0, None, sees_folder)
-    paths.expect(told["files"])
-    parts = [*hosted.parts, *paths.parts]
+    sees_folder = resume.sees(run, from_rank_0["mark"])
+    if from_rank_0["step"] is None:
+        job.pretrained.load(hosted, from_rank_0["weights"], world.host)
+        state = State(plan, 0, 0, None, sees_folder)
+    else:
+        paths.expect(from_rank_0["files"])
+        about = restore(job, world, hosted, [*hosted.parts, *paths.parts], from_rank_0["step"], sees_folder)
+        state = State(plan, from_rank_0["step"], about["validated"], about["records"], sees_folder)
+    world.control.barrier()
+    if begins is not None:
+        resume.commit(run, job.config, begins, warn)
+        environment.note(run, job.placement.parts, digest)
+    return state
+
+
+def restore(
+    job: Job, world: World, hosted: Hosted, parts: Sequence[Part], step: int, sees_folder: bool
+) -> dict[str, Any]:
+    """All ranks call: load the parts of this rank. Return what the checkpoint says besides them."""
     names = [part.name for part in parts]
-    saved, lacking = checkpoint.path_of(run.checkpoints, step), [] if sees_folder else names
+    saved, lacking = checkpoint.path_of(job.run.checkpoints, step), [] if sees_folder else names
     with reachable(saved, lacking, world.control, world.transfer) as path:
-        found = found or checkpoint.read(path, names, expected=step)
+        found = checkpoint.read(path, names, expected=step)
         checkpoint.restore(found, parts)
-    for part in hosted.learners[:1]:
-        hosted.precision.scaler.load_state_dict(found.about["loss_scales"][part.name])
-    return State(plan, step, found.about["validated"], found.about["records"], sees_folder)
+    if hosted.learners:  # all parts of a rank share one loss scale, saved under the name of each
+        hosted.precision.scaler.load_state_dict(found.about["loss_scales"][hosted.learners[0].name])
+    return found.about

@@ -27,8 +27,8 @@ class Share:
     def parts_to_save(self) -> list[Part]:
         """Return the parts that this rank saves: of those that several ranks hold, the first rank's."""
         placement, rank, hosted = self.job.placement, self.world.rank, self.hosted
-        mine = [part for member, part in hosted.members.items() if placement.host_of[member] == rank]
-        mine += [part for own in hosted.members.values() for part in own.attached]
+        led = [part for member, part in hosted.members.items() if placement.host_of[member] == rank]
+        mine = [*led, *(part for member in led for part in member.attached)]
         mine += hosted.common if rank == placement.member_ranks[0] else []
         mine += [hosted.discriminator] if hosted.discriminator and rank == placement.discriminator else []
         return mine + self.paths.parts

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.cluster import signals
+from dicedist.cluster.heartbeat import computing
 from dicedist.config import names
 from dicedist.data import sources
 from dicedist.data.sources import Split, some_of_each
@@ -28,6 +29,7 @@ class Validation:
         due = at_the_end or (rest == 0 and epochs % self.job.config.evaluate.every_epochs == 0)
         return validated < done and due and len(self.job.source.val) > 0
 
+    @computing()
     def __call__(self, done: int) -> tuple[bool, Tensor | None]:
         """All ranks call. Tell if they were stopped meanwhile; on rank 0, return all members' held-out logits."""
         job, control = self.job, self.world.control
@@ -46,18 +48,19 @@ class Validation:
         if control.agree(len(readings) < len(splits)):
             return True, None
         gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
-        held_out, named = gathered[names.VALIDATION], {}
-        if held_out is not None:
-            estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
-            named = {names.validation(names.REDUNDANCY_NATS): fmean(estimated["nats_P"])} if estimated else {}
-        for name, found in gathered.items():
-            if found is not None:
-                measures = metrics.validation_measures if name == names.VALIDATION else metrics.training_measures
-                measured = measures(found.logits_MNK, splits[name].labels_N)
-                named |= {names.record(name, measure): value for measure, value in measured.items()}
-        if self.world.reports:
-            self.tracker.log(done, job.epoch(done), named)
-        return False, None if held_out is None else held_out.logits_MNK
+        if not self.world.reports:
+            return False, None
+        read = {name: found for name, found in gathered.items() if found is not None}  # all of them, on rank 0
+        held_out, named = read[names.VALIDATION], {}
+        estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
+        if estimated:
+            named[names.validation(names.REDUNDANCY_NATS)] = fmean(estimated["nats_P"])
+        for name, found in read.items():
+            measures = metrics.validation_measures if name == names.VALIDATION else metrics.training_measures
+            measured = measures(found.logits_MNK, splits[name].labels_N)
+            named |= {names.record(name, measure): value for measure, value in measured.items()}
+        self.tracker.log(done, job.epoch(done), named)
+        return False, held_out.logits_MNK
 
     @functools.cached_property
     def watched(self) -> Split:

@@ -18,27 +18,12 @@ from dicedist import mirror as command
 from dicedist.config import compose_config
 from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
-from dicedist.tracking import tracker
-from dicedist.tracking.mlflow import mirror
+from dicedist.tracking import mirror, tracker
 from dicedist.tracking.mlflow.store import without_password
-from tests.support.servers import Server, mirror_of
+from dicedist.tracking.mlflow.study import parent_of
+from tests.support.servers import Server, a_run, mirror_of, record
 
 SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
-
-
-def a_run(directory, *overrides):
-    """The folder of a run that has just started."""
-    directory.mkdir()
-    Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
-    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
-    record(directory, range(1, 4))
-    return directory
-
-
-def record(directory, steps):
-    with (directory / "metrics.jsonl").open("a") as file:
-        for step in steps:
-            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
 
 
 def received(client, directory, name="train/members/loss"):
@@ -209,18 +194,19 @@ def test_records_whose_receipt_was_lost_are_not_sent_twice(store, tmp_path, monk
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     sender = mirror_of(directory)
     sender.begin()
-    send = sender.client.log_batch
+    client_of = sender.destination.client
+    send = client_of.log_batch
 
     def send_and_break(*arguments, **named):
         send(*arguments, **named)
         raise ConnectionResetError("in the middle of the answer")
 
-    monkeypatch.setattr(sender.client, "log_batch", send_and_break)
+    monkeypatch.setattr(client_of, "log_batch", send_and_break)
     assert not sender.attempt(sender.send_records)
     monkeypatch.undo()
     assert mirror_of(directory).attempt(sender.send_records)
     record(directory, range(4, 6))
-    monkeypatch.setattr(sender, "keep", lambda **changes: sender.client.killed)
+    monkeypatch.setattr(sender.state, "keep", lambda **changes: client_of.killed)
     with pytest.raises(AttributeError):
         sender.send_records()
     monkeypatch.undo()
@@ -242,11 +228,11 @@ def test_records_that_are_written_otherwise_after_a_crash_all_arrive(store, tmp_
 def test_a_finished_training_does_not_wait_without_end(tmp_path, monkeypatch):
     """A server that sends a byte every few seconds would hold it for ever."""
     endless = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(tracker, "start_mirror", lambda run, config: endless)
+    monkeypatch.setattr(tracker, "start_mirror", lambda run, config, name: endless)
     monkeypatch.setattr(tracker, "MIRROR_LIMIT", 0.1)
     tracking = tracker.Tracker(Run(a_run(tmp_path / "tiny")), 1, 1, None, compose_config(SETTINGS))
     tracking.open()
-    assert not tracking.close(finished=True)
+    assert tracking.close(finished=True) == ["mlflow"]
     assert endless.wait(10) == -signal.SIGKILL
 
 
@@ -257,7 +243,7 @@ def test_a_damaged_state_is_not_believed(store, tmp_path, harm):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     mirror_of(directory).send_records()
-    state, first = Run(directory).mirror_file, received(client, directory)[0]
+    state, first = Run(directory).mirror_file("mlflow"), received(client, directory)[0]
     state.write_text(harm(state.read_text()))
     mirror_of(directory).send_records()
     again, losses = received(client, directory)
@@ -333,6 +319,49 @@ def test_what_a_run_is_told_of_itself(store, tmp_path):
     assert (data.dataset.name, data.tags[0].value) == ("shapes", "training")
 
 
+def test_a_run_whose_begin_broke_off_is_described_all_the_same(store, tmp_path, monkeypatch):
+    uri, client = store
+    directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
+    sender = mirror_of(directory)
+    client_of = sender.destination.client
+
+    def broken(*arguments, **named):
+        raise ConnectionResetError("in the middle of it")
+
+    monkeypatch.setattr(client_of, "log_inputs", broken)
+    assert not sender.attempt(sender.begin)
+    monkeypatch.undo()
+    assert mirror_of(directory).attempt(sender.begin)
+    run = received(client, directory)[0]
+    assert run.data.params["batch_size"] == "128" and run.inputs.dataset_inputs
+
+
+def test_runs_of_a_study_are_nested_under_one(store, tmp_path):
+    uri, client = store
+    settings = [f"tracking.uri={uri}", "tracking.experiment=many", "tracking.study=a 'sweep'"]
+    parents = set()
+    for name in ("a", "b"):
+        directory = a_run(tmp_path / name, *settings)
+        mirror_of(directory).begin()
+        parents.add(received(client, directory)[0].data.tags["mlflow.parentRunId"])
+    (parent,) = map(client.get_run, parents)
+    assert parent.info.run_name == "a 'sweep'" and parent.info.status == "FINISHED"
+
+    # Another mirror created a parent at the same time, a moment earlier: this one takes it and removes its own.
+    experiment = client.get_experiment_by_name("many").experiment_id
+    first = client.create_run(experiment, start_time=1, tags={"dicedist.study": "twice"}).info.run_id
+
+    class Late(MlflowClient):
+        searched = 0
+
+        def search_runs(self, *words):
+            self.searched += 1
+            return [] if self.searched == 1 else super().search_runs(*words)
+
+    assert parent_of(Late(uri), experiment, "twice") == first
+    assert len(client.search_runs([experiment], "tags.`dicedist.study` = 'twice'")) == 1
+
+
 def test_redundancy_in_nats_and_the_schedules_reach_mlflow(store, tmp_path):
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
@@ -352,7 +381,9 @@ def test_redundancy_in_nats_and_the_schedules_reach_mlflow(store, tmp_path):
 def test_a_run_is_not_sent_to_a_second_store_unasked(tmp_path, monkeypatch):
     """Nor does anything in its folder decide whom we call."""
     directory = a_run(tmp_path / "tiny", "tracking.uri=http://127.0.0.1:9")
-    Run(directory).mirror_file.write_text(json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"}))
+    Run(directory).mirror_file("mlflow").write_text(
+        json.dumps({"uri": "sqlite:////elsewhere/mlflow.db", "run_id": "1"})
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(
@@ -377,7 +408,7 @@ def test_passwords_are_not_shown():
 
 def test_two_do_not_send_at_once(tmp_path):
     directory = a_run(tmp_path / "tiny")
-    with locked(Run(directory).mirror_lock_file), pytest.raises(ValueError, match="are being sent already"):
+    with locked(Run(directory).mirror_lock_file("mlflow")), pytest.raises(ValueError, match="are being sent already"):
         command.run([str(directory)])
 
 

@@ -80,6 +80,22 @@ def expected(ensemble, path):
     }
 
 
+def test_any_name_is_answered_and_none_commands_the_terminal(run, tmp_path, capsys):
+    """Names that are not UTF-8, and with C1 controls, which some terminals obey."""
+    names = [b"caf\xe9.png", "caf\u00e9.png".encode(), "a\u009b31mred\u0085.png".encode(), b"b\x1b[31m.png", b"c.png"]
+    Image.new("RGB", (32, 32)).save(content := io.BytesIO(), "PNG")
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_bytes(content.getvalue())
+    predict.run([f"run={run}", "format=jsonl", "device=cpu", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert text.count("\n") == len(names) and text.replace("\n", "").isprintable() and "café" in text
+    answered = [os.fsencode(json.loads(line)["path"]).rpartition(b"/")[2] for line in text.splitlines()]
+    assert sorted(answered) == sorted(names)
+    written = tmp_path.with_name("out.jsonl")
+    predict.run([f"run={run}", "format=jsonl", "device=cpu", str(tmp_path), f"output={written}"])
+    assert written.read_text("utf-8") == text
+
+
 def test_a_folder_in_batches(run, ensemble, photos, capsys):
     rows = predicted(run, capsys, photos, "batch_size=5")
     files = sorted(photos.rglob("*.png"))

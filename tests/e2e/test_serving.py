@@ -1,6 +1,8 @@
 """The model in MLflow gives the answers that evaluation measured: loaded without pickle, and over HTTP."""
 
+import base64
 import contextlib
+import io
 import json
 import os
 import signal
@@ -11,11 +13,14 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from PIL import Image
 from safetensors.torch import load_file
 from torchvision.datasets import CIFAR10
 
@@ -23,6 +28,8 @@ from dicedist import train
 from dicedist.data.sets import shapes
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
+from dicedist.tracking.mlflow import registry
+from dicedist.tracking.mlflow.serving import ServedEnsemble
 from tests.support.servers import free_port, mirror_of
 from tests.support.tiny import TINY
 
@@ -54,6 +61,26 @@ def test_run_and_model_are_complete(logged):
     assert client.get_model_version("tiny", "1").run_id == state["run_id"]
     assert (directory.parent / "mlruns" / "serving").is_dir(), "files are beside the database, wherever it was started"
     assert {"throughput/images_per_second", "train/members/loss", "val/ensemble/accuracy"} <= run.data.metrics.keys()
+
+
+def test_the_model_has_the_name_the_results_and_the_data_of_its_run(logged):
+    directory, uri = logged
+    client = MlflowClient(uri)
+    state = json.loads((directory / "mirror.json").read_text())
+    run = client.get_run(state["run_id"])
+    (output,) = run.outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    assert (model.name, model.source_run_id, output.step) == ("tiny", state["run_id"], 3)
+    measured = json.loads((directory / "evaluation.json").read_text())["ensemble"]["accuracy"]
+    (accuracy,) = [metric for metric in model.metrics if metric.key == "test/ensemble/accuracy"]
+    assert (accuracy.value, accuracy.dataset_name) == (measured, "shapes-test")
+    assert model.params["method.name"] == "dice"
+    data = {one.dataset.name: one.tags[0].value for one in run.inputs.dataset_inputs}
+    assert data == {"shapes": "training", "shapes-test": "testing"}
+    assert len(client.get_metric_history(state["run_id"], "test/ensemble/accuracy")) == 1, "sent once"
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("[report](#/experiments/") and f"accuracy of the ensemble {100 * measured:.2f} %" in note
+    assert client.get_model_version_by_alias("tiny", "champion").version in (1, "1")
 
 
 def test_a_finished_run_that_is_started_again_leaves_mlflow_alone(logged, capsys, monkeypatch):
@@ -107,12 +134,12 @@ def test_loads_without_pickle_and_dicedist(logged, tmp_path):
 
 @pytest.fixture(scope="module")
 def served(logged):
-    """Asks a `mlflow models serve` about images: [N, 32, 32, 3] uint8 in, answers by name out."""
+    """Asks a `mlflow models serve` about images: [N, 32, 32, 3] uint8 or base64 text in, answers by name out."""
     directory, uri = logged
     server, port = serve(directory, uri)
 
     def ask(images):
-        body = json.dumps({"inputs": images.tolist()}).encode()
+        body = json.dumps({"inputs": images.tolist() if isinstance(images, np.ndarray) else images}).encode()
         url = f"http://127.0.0.1:{port}/invocations"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         return json.loads(patiently(request))["predictions"]
@@ -133,6 +160,43 @@ def test_images_that_would_be_answered_wrongly_are_refused_over_http(served, tmp
     for wrong, reason in ((photos / 255, "not floats in 0..1"), (photos[:, :16], "shape")):
         with pytest.raises(AssertionError, match=f"400 .*{reason}"):
             served(wrong)
+
+
+def photo(format, mode="RGB", **options):
+    """A file of 48 x 40 pixels."""
+    pixels = torch.randint(256, (40, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, format, **options)
+    return file.getvalue()
+
+
+@pytest.mark.timeout(300)
+def test_files_of_images_are_answered_as_predict_answers_them(logged, served, tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = [photo("JPEG", exif=turned), photo("PNG"), photo("PNG", mode="L"), photo("JPEG", mode="CMYK")]
+    paths = [tmp_path / f"{number}.img" for number in range(len(files))]
+    for path, content in zip(paths, files, strict=True):
+        path.write_bytes(content)
+    texts = [base64.b64encode(content).decode() for content in files]
+    answers = served([f"data:image/jpeg;base64,{texts[0]}", *texts[1:]])
+    own = load_ensemble(Run.open(logged[0]), images="uint8").predict(paths)
+    assert answers["class"] == list(own.names)
+    assert answers["confidence"] == pytest.approx(own.confidence.tolist(), abs=1e-5)
+    for wrong in (["no image"], [texts[0][:100]], [base64.b64encode(photo("GIF")).decode()]):
+        with pytest.raises(AssertionError, match="400 .*not a JPEG or PNG image as base64 text"):
+            served(wrong)
+
+
+def test_the_served_model_lives_on_the_device_that_is_asked_for(logged, monkeypatch):
+    """On `meta`, as there is no GPU here: a tensor that stays behind would make the program fail."""
+    directory, uri = logged
+    monkeypatch.setenv("MLFLOW_DEFAULT_PREDICTION_DEVICE", "meta")
+    model = ServedEnsemble()
+    (path,) = (directory.parent / "mlruns").rglob("ensemble.pt2")
+    model.load_context(SimpleNamespace(artifacts={"ensemble": str(path)}))
+    answers = model.program(torch.zeros(2, 32, 32, 3, dtype=torch.uint8, device=model.device))
+    assert {value.device.type for value in answers.values()} == {"meta"}
 
 
 @pytest.mark.timeout(300)
@@ -158,6 +222,43 @@ def test_a_name_that_is_taken_by_another_model_is_not_touched(logged, tmp_path, 
     assert "tracking.register=tiny: version 1 of that model has another signature" in told
     assert len(MlflowClient(uri).search_model_versions("name = 'tiny'")) == 1
     assert MlflowClient(uri).get_run(sender.state["run_id"]).outputs.model_outputs  # logged all the same
+
+
+class Registry:
+    """The part of MLflow's client that says who is champion."""
+
+    def __init__(self, reigning=None):
+        self.reigning, self.tags = reigning, {}
+
+    def set_model_version_tag(self, name, version, key, value):
+        self.tags[key] = value
+
+    def get_model_version_by_alias(self, name, alias):
+        if self.reigning is None:
+            raise MlflowException("no such alias")
+        return SimpleNamespace(version="1", tags=self.reigning)
+
+    def set_registered_model_alias(self, name, alias, version):
+        self.reigning = (alias, version)
+
+
+@pytest.mark.parametrize(
+    ("reigning", "wins"),
+    [
+        (None, True),
+        ({registry.NLL: "0.6", registry.DATA: "abc"}, True),
+        ({registry.NLL: "0.4", registry.DATA: "abc"}, False),
+        ({registry.NLL: "0.6", registry.DATA: "other data"}, False),
+        ({}, False),
+    ],
+)
+def test_the_champion_has_the_lowest_validation_nll_on_the_same_data(reigning, wins, tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "val/ensemble/nll": 0.5}\n')
+    client = Registry(reigning)
+    registry.crown(client, "shapes", 2, Run(tmp_path), "abc")
+    assert client.tags == {registry.NLL: "0.5", registry.DATA: "abc"}
+    assert (client.reigning == ("champion", "2")) == wins
+    assert ("shapes@champion is still version 1" in capsys.readouterr().out) != wins
 
 
 def serve(directory, uri):

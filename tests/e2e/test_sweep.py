@@ -1,5 +1,7 @@
 """A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelt key at once."""
 
+import csv
+import json
 import re
 
 import pytest
@@ -26,6 +28,12 @@ def test_three_jobs_of_which_one_fails(tmp_path, capsys):
     assert [row.split()[0] for row in rows] == ["2", "1", "3"]
     assert [row.split()[1] == "-" for row in rows] == [False, True, False]
     assert "<svg" in (tmp_path / "sizes" / "report.html").read_text()
+    rows = list(csv.DictReader((tmp_path / "sizes" / "results.csv").open()))
+    assert [(row["run"], row["ensemble.size"]) for row in rows] == [("size-2", "2"), ("size-1", "1"), ("size-3", "3")]
+    assert [row["ensemble/accuracy"] == "" for row in rows] == [False, True, False]
+    kept = json.loads((tmp_path / "sizes" / "size-3" / "evaluation.json").read_text())
+    assert float(rows[2]["ensemble_tempered/nll"]) == kept["ensemble_tempered"]["nll"]
+    assert {"validation/accuracy", "members/accuracy", "diversity/ratio_error"} <= rows[0].keys()
 
     with pytest.raises(ValueError, match="failed: size-1"):  # the others are finished
         sweep.run(arguments)
@@ -67,15 +75,15 @@ def test_names_and_values(tmp_path):
 
 @pytest.mark.parametrize(
     ("devices", "nproc", "size", "ranks"),
-    [(2, None, 2, [2, 2]), (5, None, 4, [4, 5]), (8, 2, 2, [2, 2]), (1, None, None, [1, 1])],
+    [(2, None, None, [2, 2]), (8, None, 4, [4, 5]), (8, 2, None, [2, 2]), (1, None, None, [1, 1])],
 )
 def test_methods_are_compared_at_one_size(tmp_path, monkeypatch, devices, nproc, size, ranks):
     monkeypatch.setattr(jobs, "num_devices", lambda: devices)
     _, found = sweep.combinations(["method=ind,dice"], tmp_path, "trial")
-    found, common = jobs.of_one_size(found, nproc)
+    most = nproc or max(jobs.ranks_for(job.config) for job in found)
+    found, common = jobs.of_one_size(found, most)
     assert common == size
     assert [job.config.ensemble.size for job in found] == [size or "auto"] * 2
-    most = nproc or max(jobs.ranks_for(job.config) for job in found)
     started = []
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **_: started.append(command))
     monkeypatch.setattr(jobs, "Fork", lambda overrides, log: started.append([]))
@@ -85,6 +93,27 @@ def test_methods_are_compared_at_one_size(tmp_path, monkeypatch, devices, nproc,
     assert [int(word.partition("=")[2]) for word in given] == ranks
     needs = [False, True]
     assert [place(n, size or "auto", w).num_members for n, w in zip(ranks, needs, strict=True)] == [size or 4] * 2
+
+
+def test_progress_is_read_from_the_end_of_a_log(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("dicedist: warning: few images\n")
+    assert queue.last_step(log) == (0, "starts")
+    log.write_text("step 1/1,200  3 min left\n" + "\n" * 9000 + "step 300/1,200  2 min left\ntest images 3/5\n")
+    assert queue.last_step(log) == (0.25, "step 300/1,200")
+
+
+def test_running_jobs_count_by_their_steps(tmp_path, monkeypatch, capsys):
+    _, found = sweep.combinations(["seed=0,1"], tmp_path, "trial")
+    monkeypatch.setattr(queue, "TOLD", 0.0)
+    monkeypatch.setattr(jobs.Job, "finished", False)
+    running = queue.Queue(found, 1, 2, tmp_path)
+    for job, step in zip(found, (30, 10), strict=True):
+        (tmp_path / f"{job.name}.log").write_text(f"step {step}/40  1 min left\n")
+        running.running[step] = job, None
+    running.progress.started -= 60  # a minute for one of two runs
+    running.show()
+    assert capsys.readouterr().out == "runs 1.0/2  1 min 00 s left  seed-0: step 30/40  seed-1: step 10/40\n"
 
 
 def test_gpus_are_dealt_out(monkeypatch):

@@ -10,11 +10,20 @@ from dicedist.algorithm.batch import share
 from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronise
 from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
-from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, weights_of
+from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, side_for, weights_of
 
 SIZE, BATCH = 2, 9  # not a multiple of the replicas
 CASES = {  # number of ranks -> cases, with two replicas
-    5: [("dice", "net"), ("dice", "branch"), ("ce_cr", "net")],
+    5: [
+        ("dice", "net"),
+        ("dice", "branch"),
+        ("ce_cr", "net"),
+        ("dice", "net", "loss.mixup=1"),
+        ("dice", "branch", "loss.cutmix=1"),
+        ("dibs", "net"),
+        ("ffl", "net"),
+        ("ffl", "branch"),
+    ],
     4: [
         ("adp", "net"),
         ("ind", "branch"),
@@ -27,7 +36,7 @@ CASES = {  # number of ranks -> cases, with two replicas
 }
 
 
-def config_of(method, structure, replicas, *options):
+def config_of(replicas, method, structure, *options):
     replicated = (f"ensemble.replicas={replicas}", "ensemble.sync_batch_norm=true", *options)
     size = 3 if method == "okddip" else SIZE
     return configured(size, *STRONG, f"method={method}", f"structure={structure}", *replicated)
@@ -37,9 +46,10 @@ def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
     """On a rank, per case: the weights of its parts and the last values."""
     results = []
     for case in cases:
-        step = build_step(config_of(*case, replicas, *options), rank, world_size)
+        step = build_step(config_of(replicas, *case, *options), rank, world_size)
+        side = 32 if "loss.cutmix=1" in case else side_for(case[0])
         for n in range(num_steps):
-            values = step(share_of(batch_at(n, BATCH), step)).values
+            values = step(share_of(batch_at(n, BATCH, side=side), step)).values
         results.append((weights_of(step), {name: float(value) for name, value in values.items()}))
     return results
 

@@ -17,7 +17,8 @@ from dicedist.evaluation import calibration, saved, tables
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.redundancy import fit
 from dicedist.runs.jobs import Job
-from dicedist.runs.run import Results, Run
+from dicedist.runs.results import Results
+from dicedist.runs.run import Run
 from tests.support.processes import run_ranks
 from tests.support.tiny import tensors_of
 
@@ -79,8 +80,23 @@ def test_training_ends_with_a_calibration_on_validation_images(finished):
     expected = metrics.fit_temperature(metrics.ensemble_logits(logits_MNK), saved[calibration.LABELS])
     assert found["temperature"] == pytest.approx(expected)
     assert Ensemble.load(finished).about.temperature == pytest.approx(expected)
-    stricter = calibration.of_run(Run.open(finished), [0, 1, 2], "logits", {"coverage": 0.5})
+    stricter = calibration.of_results(Run.open(finished), result, [0, 1, 2], "logits", {"coverage": 0.5})
     assert stricter.coverage == 0.5 and stricter.threshold > 0 and stricter.temperature == pytest.approx(expected)
+
+
+def test_a_calibration_of_an_earlier_version_decides_as_it_did(finished, tmp_path, capsys):
+    """It has a threshold without a guarantee, and no spreads; a new target is met by the rule of today."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    result = json.loads((run / "evaluation.json").read_text())
+    later = {"guarantee", "temperature_spread", "answered", "wrong", "fewest"}
+    kept = {name: value for name, value in result["calibration"].items() if name not in later}
+    result["calibration"] = {**kept, "threshold": 0.123}
+    del result["sha256"]
+    (run / "evaluation.json").write_text(json.dumps(result))
+    found = Ensemble.load(run).about.calibration
+    assert found["threshold"] == 0.123 and found["guarantee"] is None
+    assert "5 % wrong, no guarantee" in tables.calibration_table(result)
+    assert calibration.of_results(Run.open(run), result, [0, 1, 2], "logits", {"risk": 0.2}).guarantee == 0.9
 
 
 def test_shifted_images_are_measured_and_kept(finished, tmp_path, capsys):

@@ -28,11 +28,11 @@ from dicedist.data.sets.shards import listed
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.formats import read_ensemble, write_safetensors
 from dicedist.evaluation.loading import load_ensemble
-from dicedist.evaluation.saved import read_logits
+from dicedist.evaluation.logits import read_logits
 from dicedist.reporting.page import page
 from dicedist.reporting.records import read_groups
 from dicedist.runs.run import Run
-from dicedist.tracking.mlflow.store import read_or_nothing
+from dicedist.tracking.state import read_or_nothing
 from tests.support.tiny import build
 
 PIECES = [
@@ -64,7 +64,7 @@ def make(folder):
         build(folder, "max_steps=2").train_and_evaluate()
     ensemble = load_ensemble(Run(folder / "tiny"))
     write_safetensors(ensemble, folder / "exported.safetensors", None)
-    Run(folder / "tiny").mirror_file.write_text('{"uri": "sqlite:///a", "run_id": "1", "received": {"a": 1}}')
+    Run(folder / "tiny").mirror_file("mlflow").write_text('{"uri": "sqlite:///a", "run_id": "1", "received": {"a": 1}}')
     np.savez(folder / "images.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
     np.save(folder / "images.npy", np.zeros((2, 8, 8, 3), np.uint8))
     np.savez(folder / "logits.npz", logits=np.zeros((2, 3, 4), np.float32), labels=np.zeros(3, np.int64))
@@ -112,7 +112,7 @@ def readers(folder):
         run.result_file: report,
         run.records_file: report,
         run.gallery_file: report,
-        run.mirror_file: lambda: read_or_nothing(run.mirror_file),
+        run.mirror_file("mlflow"): lambda: read_or_nothing(run.mirror_file("mlflow")),
         run.environment_file: lambda: read_or_nothing(run.environment_file),
         folder / "exported.safetensors": lambda: read_ensemble(folder / "exported.safetensors"),
         **{path: prepared for path in (folder / "home").rglob("*") if path.suffix in (".json", ".npy")},

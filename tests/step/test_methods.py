@@ -47,8 +47,10 @@ def assert_equals_reference(config, size=11):
     """At a step where the discriminator w is trained, its memory is filled, and every weight has moved."""
     step = build_step(config)
     width = config.network.inputs
-    step(batch_at(3, 8, width, side_for(config.method.name)))
-    hosted, num_members = step.hosted, config.ensemble.size
+    hosted, num_members, path = step.hosted, config.ensemble.size, []
+    for n in (2, 3) if config.optimizer.ema else (3,):  # twice: then the average of both differs from the weights
+        step(batch_at(n, 8, width, side_for(config.method.name)))
+        path.append(copied_members(hosted))
     reference = Ensemble(
         [copy.deepcopy(hosted.member(i)) for i in range(num_members)],
         copy.deepcopy(hosted.trunk.module) if hosted.trunk else None,
@@ -56,6 +58,7 @@ def assert_equals_reference(config, size=11):
         copy.deepcopy(hosted.w),
         config,
         [copy.deepcopy(part.companion.module) for part in taught_members(hosted)],
+        averaged_over(path, config),
     )
     seen = {}
     fused = [hosted.discriminator] if step.method.fused_head and hosted.discriminator else []
@@ -97,6 +100,21 @@ def assert_equals_reference(config, size=11):
                 torch.testing.assert_close(
                     found[name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
                 )
+
+
+def copied_members(hosted):
+    """Copies of all members, and of their trunk."""
+    members = [copy.deepcopy(hosted.member(member)) for member in hosted.members]
+    return torch.nn.ModuleList([*members, *([copy.deepcopy(hosted.trunk.module)] if hosted.trunk else [])])
+
+
+def averaged_over(path, config):
+    """The plain mean of the weights after each step: so an average that warms up begins."""
+    averaged = copy.deepcopy(path[0])
+    for name, average in averaged.named_parameters():
+        average.data = torch.stack([dict(one.named_parameters())[name].data for one in path]).mean(0)
+    *members, trunk = averaged if len(averaged) > config.ensemble.size else [*averaged, None]
+    return Ensemble(members, trunk, None, None, config)
 
 
 def taught_members(hosted):

@@ -154,3 +154,28 @@ def test_a_run_goes_back_to_a_checkpoint_from_before_it_diverged(tmp_path):
     assert build(tmp_path, f"resume.step={first}", *often).done == first
     with pytest.raises(ValueError, match="resume.step=3: .* has checkpoints of the steps "):
         build(tmp_path, "resume.step=3", *often)
+
+
+def test_a_run_that_goes_back_stays_back(tmp_path, monkeypatch):
+    """A rank is killed before the first new checkpoint, and the launcher starts the same command again."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a launch")
+    train(tmp_path, "max_steps=10")
+    back = ("max_steps=10", "resume.step=5", "optimizer.lr=0.05", "resume.allow=[optimizer.lr]")
+    assert build(tmp_path, *back).done == 5
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = build(tmp_path, *back)
+    assert again.done == 5 and again.run.config().optimizer.lr == 0.05
+    assert [checkpoint.step_of(path) for path in checkpoint.saved(again.run.checkpoints)] == [5]
+
+
+def state_of(run):
+    return {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file() and path.name != ".mark"}
+
+
+def test_a_refused_change_leaves_no_trace(stopped):
+    """The width of the class memory is a shape of w, which only the checkpoint can refuse."""
+    before = state_of(stopped)
+    with pytest.raises(ValueError, match="discriminator.safetensors is of another network, method"):
+        build(stopped.directory.parent, "redundancy.memory=7", "resume.allow=[redundancy.memory]")
+    assert state_of(stopped) == before
+    build(stopped.directory.parent)

@@ -30,6 +30,7 @@ def older(tmp_path):
 def test_its_config_gets_the_keys_that_came_later(older):
     config, plan = Run.open(older).config(), Run.open(older).plan()
     assert (config.method.name, config.method.title) == ("dice", "DICE")
+    assert config.data.val_limit is None  # though it has a data.train_limit: nothing was cut then
     assert (plan.num_members, plan.input_shape, plan.samples) == (2, (3, 32, 32), 1)
 
 

@@ -89,6 +89,41 @@ def test_predictions_are_those_of_the_evaluation(run, tmp_path):
         predict.run([f"run={run}", str(tmp_path / "narrow.npz")])
 
 
+def test_columns_of_a_table_are_found_by_name(tmp_path, capsys):
+    """In training, prediction, exports and OOD sets; what lacks one is refused before any work."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 1, (60, 3))
+    rows = {"a": x[:, 0], "b": 10 * x[:, 1], "c": x[:, 2] + 5, "kind": np.where(x[:, 0] > 0, "yes", "no")}
+
+    def write(path, names):
+        lines = [",".join(str(rows[name][row]) for name in names) for row in range(60)]
+        path.write_text("\n".join([",".join(names), *lines]) + "\n")
+        return str(path)
+
+    keys = ["data=vectors", f"data.root={write(tmp_path / 'all.csv', ['a', 'b', 'c', 'kind'])}", "network.width=8"]
+    keys += ["data.label_column=kind", "redundancy.num_steps=1", "data.val_fraction=0.2"]
+    train.run([*TINY, *keys, f"run.dir={tmp_path}"])
+    run, others = tmp_path / "tiny", write(tmp_path / "others.csv", ["c", "kind", "a", "b"])
+    said = []
+    for file in (tmp_path / "all.csv", others):
+        predict.run([f"run={run}", str(file), "format=jsonl", f"output={tmp_path / 'said.jsonl'}"])
+        lines = map(json.loads, (tmp_path / "said.jsonl").read_text().splitlines())
+        said.append([(row["label"], row["confidence"]) for row in lines])
+    assert said[0] == said[1]
+    export.run([f"run={run}", "format=safetensors", f"output={tmp_path / 'it.safetensors'}"])
+    exported = Ensemble.load(tmp_path / "it.safetensors")
+    assert exported.about.columns == ["a", "b", "c"]
+    bare = write(tmp_path / "bare.csv", ["c", "a", "b"])
+    torch.testing.assert_close(exported.predict(bare).confidence, load_ensemble(run).predict(bare).confidence)
+    narrow = write(tmp_path / "narrow.csv", ["c", "a", "kind"])
+    with pytest.raises(ValueError, match="narrow.csv lacks the column b, which the training data"):
+        predict.run([f"run={run}", narrow])
+    with pytest.raises(ValueError, match="narrow.csv lacks the column b, which the training data"):
+        evaluate.run([f"run={run}", f"ood.sets.narrow={narrow}"])
+    with pytest.raises(ValueError, match="narrow.csv lacks the column b, which the training data"):
+        train.run([*TINY, *keys, "run.name=b", f"run.dir={tmp_path}", f"ood.sets.narrow={narrow}"])
+
+
 def test_images_as_rows_of_pixels(tmp_path):
     """The same network reads images: trained, evaluated, exported and asked as any network for images."""
     keys = ("network=mlp", "network.width=8", "structure=branch", "data.augment=none", "max_steps=2")
@@ -124,7 +159,8 @@ def test_data_and_network_that_do_not_fit(tmp_path, overrides, line):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["network.width=3"], "network.width=3: only network=mlp has it, resnet32 does not"),
+        (["network.width=3"], "network.depth is not set: write network=mlp or recipe=heads, which set it"),
+        (["network.dropout=0.5"], "network.dropout=0.5: only network=mlp and heads have it, and resnet32 has no head"),
         (["data=digits", "network.depth=1"], "network.depth=1: write a whole number from 2"),
         (["data=digits", "network.dropout=1"], "network.dropout=1.0: write a number from 0 and below 1"),
         (["data=digits", "network.norm=group"], "network.norm=group: write one of batch, layer, none"),

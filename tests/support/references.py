@@ -17,9 +17,10 @@ from tests.support.steps import teacher_of_three
 class Ensemble:
     """Copies of an ensemble's weights, trained on one method's loss by plain autograd."""
 
-    def __init__(self, members, trunk, shared, w, config, companions=()):
+    def __init__(self, members, trunk, shared, w, config, companions=(), averaged=None):
+        """averaged: an ensemble of the members' averaged weights, for PCL."""
         self.members, self.trunk, self.shared, self.w, self.config = members, trunk, shared, w, config
-        self.companions = companions
+        self.companions, self.averaged = companions, averaged
 
     def encode(self, x, noise):
         told = []
@@ -296,10 +297,9 @@ def gpmr(ensemble, told, y, now, phase, magnitude):
 
 
 def pcl(ensemble, told, y, now, temperature):
-    """In the second step the moving average is a copy of the weights, so its logits are the members' own."""
     dense, M = ensemble.shared["fusion"].dense, len(told)
     z_e = torch.cat([t.mean for t in told], 1) @ dense.weight.T + dense.bias
-    z = [t.logits.detach() for t in told]
+    z = [t.logits.detach() for t in ensemble.averaged.encode(ensemble.x, told)]
     return {
         "ensemble_cross_entropy": ce(z_e, y),
         "distillation": [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in told],

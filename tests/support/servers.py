@@ -1,6 +1,7 @@
 """Servers on loopback, one that answers badly, and mirrors of runs."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -10,9 +11,9 @@ import sys
 import threading
 import time
 
+from dicedist.config import compose_config
 from dicedist.runs.run import Run
-from dicedist.tracking.mlflow.mirror import Mirror
-from dicedist.tracking.mlflow.store import chosen_store
+from dicedist.tracking.mirror import Mirror, destination_of
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key-of-tests",
@@ -27,10 +28,25 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def mirror_of(directory):
-    """A mirror of the run to the store that its config names."""
-    config = Run(directory).config()
-    return Mirror(Run(directory), config, chosen_store(config.tracking.uri))
+def a_run(directory, *overrides):
+    """The folder of a run that has just started."""
+    directory.mkdir()
+    settings = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+    Run(directory).save_config(compose_config([*settings, *overrides]))
+    (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
+    record(directory, range(1, 4))
+    return directory
+
+
+def record(directory, steps):
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "epoch": step / 2, "train/members/loss": 1 / step}) + "\n")
+
+
+def mirror_of(directory, tracker="mlflow"):
+    """A mirror of the run to the store that its config names, or to another tracker."""
+    return Mirror(destination_of(tracker, Run(directory), Run(directory).config()))
 
 
 class Server:

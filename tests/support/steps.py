@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from dicedist.algorithm.batch import Batch, share
+from dicedist.algorithm.batch import Batch, paired, share
 from dicedist.algorithm.build import Extent
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
@@ -64,7 +64,12 @@ def share_of(batch, step):
     if not placement.members_on(rank):
         return replace(batch, images=[])
     rows = share(batch.size, placement.replicas, placement.replica_on(rank))
-    return replace(batch, rows=rows, labels_B=batch.labels_B[rows], images=[view[rows] for view in batch.images])
+    loaded = paired(rows, batch.size)  # more than methods without mixing need
+    margin = rows.start - loaded.start, loaded.stop - rows.stop
+    of_rank = replace(
+        batch, rows=rows, labels_B=batch.labels_B[loaded], images=[view[loaded] for view in batch.images], margin=margin
+    )
+    return of_rank if step.loss.mixup or step.loss.cutmix else of_rank.trimmed()
 
 
 def plan_of(config):

@@ -66,7 +66,10 @@ def test_a_tail_that_begins_with_an_activation_does_not_spoil_the_trunk():
             "network.split=layer9: torchvision/resnet18 has no such module, write one of conv1",
         ),
         ({"split": "layer3.0.conv1"}, "what follows in torchvision/resnet18 also reads .*, which comes before"),
-        ({"freeze": "layer9"}, "write none, stem, all, stage1 to stage4, or a module such as layer1, layer2, layer3, "),
+        (
+            {"freeze": "layer9"},
+            "write none, trunk, stem, all, stage1 to stage4, or a module such as layer1, ",
+        ),
     ],
 )
 def test_mistakes_are_one_line(settings, message):
@@ -181,7 +184,7 @@ def test_the_digest_is_of_the_tensors_not_of_the_file(weights):
             "nobody publishes weights of resnet8, write network.pre",
         ),
         (["network=resnet8", "network.pretrained=[null]"], "names 1 weights for 2 members: name one for each"),
-        (["network=resnet8", "network.pretrained=3"], "network.pretrained=3: write true, null, a file, or a list"),
+        (["network=resnet8", "network.pretrained=3"], "network.pretrained=3: write true, null, pypi:NAME, a file"),
         (["network=timm/test_resnet", "network.pretrained={code}"], "code.pth is not a state dict that can be read"),
     ],
 )

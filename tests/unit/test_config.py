@@ -136,6 +136,44 @@ def test_a_run_made_before_a_key_existed_did_what_the_default_does(tmp_path):
     assert Run(tmp_path).config() == config
 
 
+@pytest.mark.parametrize(
+    ("words", "trackers"),
+    [
+        ([], ["mlflow"]),
+        (["tracking=none"], []),
+        (["tracking=tensorboard"], ["tensorboard"]),
+        (["tracking=[mlflow,tensorboard]"], ["mlflow", "tensorboard"]),
+        (["tracking=[ wandb ]", "tracking.experiment=mine"], ["wandb"]),
+        (["tracking.to=mlflow"], ["mlflow"]),
+    ],
+)
+def test_trackers(words, trackers):
+    assert compose_config(["data=shapes", *words]).tracking.trackers == trackers
+
+
+def test_by_default_there_is_no_tracker_without_mlflow(monkeypatch):
+    config = compose_config(["data=shapes"])
+    monkeypatch.setattr("dicedist.config.extras.find_spec", lambda name: None)
+    assert config.tracking.trackers == [] and compose_config(["tracking=mlflow"]).tracking.trackers == ["mlflow"]
+
+
+@pytest.mark.parametrize("word", ["tracking=[mlflow,mlflow]", "tracking=[none]", "tracking=[[1]]", "tracking.to=wand"])
+def test_what_is_no_tracker_is_refused(word):
+    with pytest.raises(ValueError, match=r"tracking.to=.*: write one of auto, none, mlflow, tensorboard, wandb, or"):
+        compose_config([word])
+    with pytest.raises(ValueError, match=r"tracking=wand: there is no such tracking \(did you mean wandb\?\)"):
+        compose_config(["tracking=wand"])
+
+
+def test_the_config_of_an_earlier_run_names_its_tracker(tmp_path):
+    """Before there were several, `to` was mlflow or none, and there was no study."""
+    Run(tmp_path).save_config(compose_config(["data=shapes", "tracking=mlflow"]))
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("  study: null\n", ""))
+    assert "study" not in (tmp_path / "config.yaml").read_text()
+    assert Run(tmp_path).config().tracking.trackers == ["mlflow"]
+
+
 def test_help_lists_every_choice_and_key(capsys):
     train.run(["--help"])
     shown = capsys.readouterr().out
@@ -143,7 +181,7 @@ def test_help_lists_every_choice_and_key(capsys):
         assert text in shown
     for key, remark in (
         ("compile: false", "false | true: torch.compile | graphs"),
-        ("  size: auto", "members; auto: as many as the ranks hold"),
+        ("  size: auto", "members; auto: 4, or one for each rank"),
         ("  pipeline: auto", "auto: DALI where it can be imported"),
         ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
         ("  per_member: null", "names, one for each member"),
@@ -160,7 +198,8 @@ def test_every_recipe_can_be_composed(recipe):
     config = compose_config([f"recipe={recipe}", "data=folder", "data.root=photos", "network=torchvision/resnet18"])
     assert config.network.name == "torchvision/resnet18"
     pretrained = config.network.pretrained is not None
-    assert (recipe == "finetune") == pretrained and (config.data.size == 224) == (recipe in ("finetune", "scratch224"))
+    assert pretrained == (recipe in ("finetune", "heads"))
+    assert (config.data.size == 224) == (recipe in ("finetune", "heads", "scratch224"))
 
 
 def test_the_paper_is_the_default_recipe():

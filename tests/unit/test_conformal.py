@@ -13,7 +13,7 @@ from dicedist.config.schema import CalibrationConfig
 from dicedist.evaluation import calibration
 from dicedist.evaluation.tables import calibration_table
 from dicedist.metrics import conformal
-from dicedist.metrics.conformal import NEVER, abstention_threshold, acceptance_threshold, label_sets, nonconformity
+from dicedist.metrics.conformal import acceptance_threshold, label_sets, nonconformity
 
 
 def random_case(N, K=5, seed=0):
@@ -102,26 +102,6 @@ def test_the_quantile_is_the_order_statistic_of_split_conformal(n, alpha, nth):
     assert conformal.quantile(scores_N, alpha) == nth
 
 
-def test_abstention_equals_a_plain_loop():
-    logits_NK, labels_N = random_case(300)
-    confidence_N, predictions_N = logits_NK.softmax(1).max(1)
-    right_N = predictions_N == labels_N
-    for risk in (0.05, 0.2, 0.35):
-        best = NEVER
-        for candidate in sorted(confidence_N.tolist(), reverse=True):
-            if (~right_N[confidence_N >= candidate]).double().mean() <= risk:
-                best = candidate
-        assert abstention_threshold(confidence_N, right_N, risk, None) == best
-    accepted = abstention_threshold(confidence_N, right_N, None, 0.7)
-    assert (confidence_N >= accepted).sum() == 210
-
-
-def test_equal_confidences_are_answered_together():
-    confidence_N, right_N = torch.tensor([0.9, 0.5, 0.5]), torch.tensor([True, True, False])
-    assert abstention_threshold(confidence_N, right_N, 0.1, None) == pytest.approx(0.9)
-    assert abstention_threshold(confidence_N, ~right_N, 0.1, None) == NEVER
-
-
 def test_nineteen_of_twenty_reach_the_acceptance_threshold():
     scores_N = torch.randperm(100).double()
     assert acceptance_threshold(scores_N) == 5
@@ -129,6 +109,7 @@ def test_nineteen_of_twenty_reach_the_acceptance_threshold():
 
 def ensemble_case(N=400):
     logits_NK, labels_N = random_case(N)
+    logits_NK[torch.arange(N), labels_N] += 2
     return torch.stack([logits_NK, logits_NK + 0.3 * torch.randn(N, 5, dtype=torch.float64)]), labels_N
 
 
@@ -154,7 +135,11 @@ def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
     fitted = calibration.fit(logits_MNK, labels_N, "logits", targets(), scores_N)
     found = calibration.tested(fitted, logits_MNK, labels_N, "logits", scores_N)
     assert found["risk"] <= 0.2 and found["set_coverage"] >= 0.9 and found["ood_accepted"] >= 0.95
-    assert "chosen on 400 validation images" in calibration_table({"calibration": {**vars(fitted), "test": found}})
+    shown = calibration_table({"calibration": {**vars(fitted), "test": found}})
+    promised = ("≤ 20 % wrong, 90 % sure", "90 ± 2.9 % right", "95 ± 2.2 % accepted")
+    for line in ("chosen on 400 validation images", *promised):
+        assert line in shown
+    assert max(map(len, shown.splitlines())) <= 80, "the table fits a usual terminal"
     answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), None)
     assert calibration.tested(answered, logits_MNK, labels_N, "logits", scores_N)["answered"] == pytest.approx(0.5)
     assert answered.ood_threshold is None and answered.risk is None
@@ -169,14 +154,33 @@ def test_too_few_inputs_cost_the_sets_of_a_training_and_refuse_a_wish(capsys):
         calibration.fit(logits_MNK, labels_N, "logits", targets(), None, strict=True)
 
 
+@pytest.mark.parametrize("n", [20, 200])
+def test_the_spread_of_coverage_is_that_of_many_calibrations(n):
+    """The true coverage of a quantile of uniform scores is the quantile itself: 95 % of them lie in the interval."""
+    alpha, draws = 0.1, torch.rand(4000, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    place = conformal.place(n, alpha)
+    covered = draws.sort(1).values[:, place - 1]
+    low, high = torch.quantile(covered, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert conformal.spread(place, n) == pytest.approx((high - low) / 2, rel=0.05)
+
+
 def test_a_risk_takes_the_place_of_a_coverage():
     assert calibration.aimed(targets(coverage=0.8), {"risk": 0.1}) == targets(risk=0.1)
     assert calibration.aimed(targets(), {"risk": None, "alpha": 0.2}) == targets(alpha=0.2)
 
 
 @pytest.mark.parametrize(
-    "setting", ["calibration.alpha=0", "calibration.alpha=1", "calibration.risk=1", "calibration.coverage=0"]
+    ("setting", "instead"),
+    [
+        ("calibration.alpha=0", "a number"),
+        ("calibration.alpha=1", "a number"),
+        ("calibration.risk=1", "a number"),
+        ("calibration.coverage=0", "a number"),
+        ("calibration.guarantee=1", "a probability"),
+        ("calibration.guarantee=perhaps", "a probability"),
+        ("calibration.risk=null", "calibration.risk=0.05, or calibration.coverage=0.8"),
+    ],
 )
-def test_impossible_targets_are_refused(setting):
-    with pytest.raises(ValueError, match=f"^{setting}(.0)?: write a number"):
+def test_impossible_targets_are_refused(setting, instead):
+    with pytest.raises(ValueError, match=f"^{setting}(.0)?: write {instead}"):
         compose_config([setting])

@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,24 +112,58 @@ def test_jpeg_and_pixelate_are_pillows():
     assert (corrupt(images, "pixelate", 5)[0] == np.asarray(small.resize((32, 32), Image.Resampling.BOX))).all()
 
 
-def test_glass_only_moves_pixels():
-    images = photographs(3)
-    moved = corrupt(images, "glass_blur", 1)  # its Gaussian of 0.05 pixels does nothing
-    for before, after in zip(images, moved, strict=True):
-        assert sorted(map(tuple, before.reshape(-1, 3))) == sorted(map(tuple, after.reshape(-1, 3)))
+def glass_of_one(image, severity, draws):
+    """CIFAR-C's glass blur of one image, in whole gray levels, written from the published loop.
+
+    Its swap `x[a], x[b] = x[b], x[a]` copies through views, so x[a] takes the value of x[b] and x[b] stays.
+    """
+    deviation, times = {1: (0.05, 1), 2: (0.25, 1), 3: (0.4, 1), 4: (0.25, 2), 5: (0.4, 2)}[severity]
+
+    def blurred(x):
+        return ndimage.gaussian_filter(x.astype(float), (deviation, deviation, 0), mode="nearest").astype(np.uint8)
+
+    x = blurred(image)
+    for _ in range(times):
+        for row in range(31, 1, -1):
+            for column in range(31, 1, -1):
+                down, right = draws.integers(-1, 1, 2)
+                x[row, column] = x[row + down, column + right]
+    return blurred(x)
 
 
-def test_zoom_equals_the_mean_of_map_coordinates():
-    x = photographs(1).astype(np.float32) / 255
-    places = np.mgrid[:32, :32].reshape(2, -1) - 15.5
-    zooms = [1 + 0.01 * n for n in range(6)]
-    total = x[0].copy()
-    for zoom in zooms:
-        for colour in range(3):
-            total[..., colour] += ndimage.map_coordinates(x[0, ..., colour], places / zoom + 15.5, order=1).reshape(
-                32, 32
-            )
-    assert corruptions.zoom_blur(x, 1, None)[0] == pytest.approx(total / 7, abs=1e-5)
+def zoom_of_one(image, severity):
+    """CIFAR-C's zoom blur of one image by scipy's zoom, in whole gray levels."""
+    height, factors = len(image), np.arange(1, [1.06, 1.11, 1.16, 1.21, 1.26][severity - 1], 0.01)
+    total = image.astype(float)
+    for factor in factors:
+        kept = int(np.ceil(height / factor))
+        middle = slice((height - kept) // 2, (height - kept) // 2 + kept)
+        zoomed = ndimage.zoom(image[middle, middle].astype(float), (factor, factor, 1), order=1)
+        first = (len(zoomed) - height) // 2
+        total += zoomed[first : first + height, first : first + height]
+    return (total / (len(factors) + 1)).astype(np.uint8)
+
+
+def mean_change(before, after):
+    return np.abs(after.astype(float) - before).mean()
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_glass_is_as_strong_as_cifar_cs(severity):
+    images, draws = photographs(40), np.random.default_rng(7)
+    expected = np.stack([glass_of_one(image, severity, draws) for image in images])
+    found = corrupt(images, "glass_blur", severity)
+    assert mean_change(images, found) == pytest.approx(mean_change(images, expected), rel=0.05)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("size", [32, 45])
+def test_zoom_equals_cifar_cs(severity, size):
+    images = photographs(4, size)
+    expected = np.stack([zoom_of_one(image, severity) for image in images])
+    found = corrupt(images, "zoom_blur", severity)
+    assert np.abs(found.astype(int) - expected).max() <= 1  # rounded here, truncated there
+    assert mean_change(images, found) == pytest.approx(mean_change(images, expected), rel=0.05)
 
 
 @pytest.mark.parametrize("border", ["nearest", "reflect"])
@@ -205,6 +240,22 @@ class TestShift:
         ((name, severity, split),) = opened.sets
         assert (name, severity, split.labels_N.tolist()) == ("fog", 3, list(range(10)))
         assert (split.images_NHWC == 3).all()
+
+    def test_official_files_of_a_part_of_the_test_set(self, source, tmp_path):
+        from dicedist.data.shift import open_shift
+        from dicedist.data.sources import limited
+
+        folder = tmp_path / "CIFAR-10-C"
+        folder.mkdir()
+        images = np.lib.format.open_memmap(folder / "fog.npy", "w+", np.uint8, (50_000, 32, 32, 3))
+        images[20_004] = 7
+        np.save(folder / "labels.npy", np.tile(np.arange(10), 5_000).astype(np.uint8))
+        part = replace(source, test=limited(source.test, 5))
+        assert part.test.rows_N.tolist() == [0, 1, 2, 3, 4]
+        opened = open_shift("cifar_c", [3], None, part, tmp_path)
+        ((_, _, split),) = opened.sets
+        assert split.labels_N.tolist() == list(range(5)) and (split.images_NHWC[4] == 7).all()
+        assert opened.clean.images_NHWC.equal(part.test.images_NHWC)
 
     def test_a_folder_of_classes(self, source, tmp_path):
         from dicedist.data.shift import open_shift

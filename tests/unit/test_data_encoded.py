@@ -78,7 +78,7 @@ def test_views_are_the_drawn_crops(config, kind):
     source = load(settings)
     assert source.class_names == list(CLASSES) and (len(source.train), len(source.test)) == (36, 12)
     loader = Loader(source.train, settings, source, 8, 0, CPU, [0])
-    batch, raw = next(loader.epoch(1)), next(loader.raw_batches(loader.planned(1)))
+    batch, raw = next(loader.epoch(1)), next(loader.raw_batches(loader.planned(1), 1))
     images, rows, drawn = raw
     assert rows.equal(source.train.rows_of(batch.indices_B)) and drawn.crops_B4 is not None
     for view, row, box, flip, (y, x) in zip(
@@ -266,10 +266,18 @@ def test_a_list_names_paths_labels_and_splits(folder, config, tmp_path):
     refused("has no column split", [row.rpartition(",")[0] for row in rows], "path,label")
     refused("names no.jpg, which is not in", [*rows, "no.jpg,ash,train"])
     refused("split is 'dev', write train or test", [*rows, "train/ash/02.jpg,ash,dev"])
+    unlabelled = ["train/ash/02.jpg,,train", "train/ash/03.jpg,NaN,train"]
+    refused("list.csv: no label in 2 rows (9, 10): fill or remove them", [*rows, *unlabelled])
     refused("test has images of 3 of 4 classes", [*rows, "train/ash/02.jpg,fir,train"])
     (folder / "list.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
     source = load(config("files", root=str(folder / "list.csv")))
     assert (len(source.train), len(source.test), source.class_names) == (6, 3, list(CLASSES))
+    first, *others = rows  # another label, then another split, of the same images
+    for changed in ([first.replace(",ash,", ",elm,"), *others], [first.replace(",train", ",test"), *others]):
+        (folder / "list.csv").write_text("\n".join(["path,label,split", *changed]) + "\n")
+        again = load(config("files", root=str(folder / "list.csv")))
+        assert again.data_digest != source.data_digest
+        assert (len(again.train), again.train.labels_N[0].item()) in ((6, 1), (5, 0))
     (folder / "list.csv").unlink()
     (tmp_path / "absolute.csv").write_text("\n".join(["path,label,split", *(f"{folder}/{row}" for row in rows)]))
     elsewhere = load(config("files", root=str(tmp_path / "absolute.csv")))

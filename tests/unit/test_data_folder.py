@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,6 +182,33 @@ def test_folder_that_is_not_laid_out(root, data_config, change, path, says):
     change(root, path)
     with pytest.raises(ValueError, match=says):
         load(data_config("folder", root=str(root)))
+
+
+@pytest.mark.parametrize("data", ["folder", "files"])
+def test_folders_of_classes_alone_are_divided(root, data_config, data, tmp_path):
+    flat = tmp_path / "flat"
+    shutil.copytree(root / "train", flat)
+    config = data_config(data, root=str(flat), pipeline="torch", test_fraction=0.2, split="full")
+    source = load(config)
+    assert source.class_names == CLASSES
+    assert source.train.labels_N.bincount().tolist() == [24, 24, 24]
+    assert source.test.labels_N.bincount().tolist() == [6, 6, 6]
+    seen = [image.numpy().tobytes() for split in (source.train, source.test) for image in split.images_NHWC]
+    assert len(set(seen)) == 90  # none in both
+    assert load(config).data_digest == source.data_digest
+    other = load(replace(config, split_seed=1))
+    assert not other.test.images_NHWC.equal(source.test.images_NHWC)
+    assert len(load(replace(config, test_fraction=0.5)).test) == 45
+
+
+def test_a_class_too_small_to_be_divided(root, data_config, tmp_path):
+    flat = tmp_path / "flat"
+    shutil.copytree(root / "train", flat)
+    for file in sorted((flat / "bear").iterdir())[2:]:
+        file.unlink()
+    line = r"bear holds 2 images, of which data.test_fraction=0.2 leaves 2 to train on and 0 to test on: add images"
+    with pytest.raises(ValueError, match=line):
+        load(data_config("folder", root=str(flat)))
 
 
 def test_class_of_corrupt_images_only(root, data_config):

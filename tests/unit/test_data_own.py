@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from dicedist.config import compose_config
+from dicedist.config import compose_config, targets
 from dicedist.data.pipeline import Loader
 from dicedist.data.sets import own
-from dicedist.data.sources import load, vector_width
+from dicedist.data.sources import load, vector_columns
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (40, 20, 24, 3), dtype=np.uint8)
@@ -50,7 +50,7 @@ class Wrong(Pictures):
 
 @pytest.fixture
 def config(data_config, monkeypatch):
-    monkeypatch.setattr(own, "import_module", lambda name: __import__("types").SimpleNamespace(**globals()))
+    monkeypatch.setattr(targets, "import_module", lambda name: __import__("types").SimpleNamespace(**globals()))
     own.made.cache_clear()
     return lambda kind, **more: data_config(
         "own", **{"_target_": f"mine.{kind.__name__}", "trusted": True, "split": "full", "size": 16, **more}
@@ -61,7 +61,7 @@ def test_images_and_their_keyed_order(config):
     settings = config(Pictures, pipeline="torch")
     source = load(settings)
     assert (source.kind, source.class_names, len(source.train), len(source.test)) == ("images", ["ash", "elm"], 30, 10)
-    assert source.train.labels_N.tolist() == [row % 2 for row in range(30)] and vector_width(settings) is None
+    assert source.train.labels_N.tolist() == [row % 2 for row in range(30)] and vector_columns(settings) is None
     whole = list(Loader(source.train, settings, source, 8, 0, torch.device("cpu"), [0]).epoch(1))
     late = list(Loader(source.train, settings, source, 8, 0, torch.device("cpu"), [0]).epoch(1, 2))
     assert whole[2].images[0].equal(late[0].images[0]) and whole[0].images[0].shape == (8, 3, 16, 16)
@@ -69,7 +69,7 @@ def test_images_and_their_keyed_order(config):
 
 def test_vectors(config):
     source = load(config(Numbers))
-    assert (source.kind, source.shape, vector_width(config(Numbers))) == ("vectors", (3,), 3)
+    assert (source.kind, source.shape, vector_columns(config(Numbers))) == ("vectors", (3,), (3, None))
     assert np.allclose(source.mean, VECTORS[:30].mean(0), atol=1e-5)
     assert np.allclose(source.test.take(torch.arange(10)), VECTORS[30:])
 
@@ -130,7 +130,7 @@ def test_classes_that_go_wrong(config, kind, line):
 def test_refusals(config, monkeypatch):
     with pytest.raises(ValueError, match="runs its code: add data.trusted=true"):
         load(config(Pictures, trusted=False))
-    with pytest.raises(ValueError, match="data._target_=mine.Nobody cannot be made of"):
+    with pytest.raises(ValueError, match="cannot import data._target_=mine.Nobody"):
         load(config(type("Nobody", (), {})))
     with pytest.raises(ValueError, match="data=own: write data=own data._target_="):
         compose_config(["data=own"])

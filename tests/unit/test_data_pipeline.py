@@ -61,6 +61,19 @@ def test_views_are_torchvisions(cifar, data_config, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_replica_whose_step_mixes_reads_whole_pairs(cifar, data_config, backend):
+    config = data_config("cifar100", pipeline=backend)
+    whole = next(loader(cifar, config, backend, batch_size=9).epoch(1))
+    for replica, rows, loaded in ((0, slice(0, 3), slice(0, 4)), (1, slice(3, 6), slice(2, 6))):
+        found = next(Loader(cifar.train, config, cifar, 9, 0, CPU, [0], replica, 3, mixes=True).epoch(1))
+        assert found.rows == rows and found.indices_B.equal(whole.indices_B[loaded])
+        assert found.labels_B.equal(whole.labels_B[loaded]) and found.images[0].equal(whole.images[0][loaded])
+        assert found.trimmed().images[0].equal(whole.images[0][rows])
+        plain = next(Loader(cifar.train, config, cifar, 9, 0, CPU, [0], replica, 3).epoch(1))
+        assert plain.images[0].equal(whole.images[0][rows]) and plain.margin == (0, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_every_crop_and_flip(cifar, data_config, backend):
     """All 9 x 9 x 2 augmentations, corners included."""
     config = data_config("cifar100", pipeline=backend)

@@ -74,6 +74,37 @@ def test_limit_takes_every_class_alike(data_config):
     assert len(holdout(labels, dataclasses.replace(config, train_limit=10**6))[0]) == 5000
 
 
+@pytest.mark.parametrize(
+    ("changes", "val", "test"),
+    [
+        ({}, 2500, 10_000),
+        ({"train_limit": 19_000}, 1000, 10_000),  # two fifths of the training images, as of the held-out ones
+        ({"train_limit": 100}, 500, 10_000),  # thresholds and label sets need some
+        ({"train_limit": 10**6}, 2500, 10_000),
+        ({"train_limit": 500, "val_limit": None}, 2500, 10_000),
+        ({"val_limit": 50, "test_limit": 1000}, 50, 1000),
+        ({"split": "full", "train_limit": 500}, 0, 10_000),
+    ],
+)
+def test_limits(real_data, data_config, changes, val, test):
+    source = load(data_config("cifar10", **changes), labels_only=True)
+    assert (len(source.val), len(source.test)) == (val, test)
+    for split in (source.val, source.test):
+        counts_K = split.labels_N.bincount(minlength=10)
+        assert counts_K.max() - counts_K.min() <= 1
+
+
+def test_limits_change_the_digest_only_where_they_leave_something_out(real_data, data_config):
+    whole, *same = (
+        load(data_config("cifar10", **changes), labels_only=True).data_digest
+        for changes in ({"val_limit": None}, {"val_limit": "auto"}, {"val_limit": 10**5, "test_limit": 10**5})
+    )
+    assert same == [whole] * 2
+    cut = [{"val_limit": 50}, {"test_limit": 50}, {"train_limit": 500}, {"train_limit": 500, "val_limit": None}]
+    digests = {load(data_config("cifar10", **changes), labels_only=True).data_digest for changes in cut}
+    assert len(digests | {whole}) == 5
+
+
 def test_holdout_leaves_every_class_in_training(data_config):
     labels = torch.tensor([0, 1, 1, 1, 1, 1, 2, 2])
     train, val = holdout(labels, data_config("folder", val_fraction=0.9))

@@ -12,11 +12,13 @@ from sklearn.preprocessing import StandardScaler
 
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.sets.vectors import read_table
-from dicedist.data.sources import load, vector_width
+from dicedist.data.sources import load, vector_columns
 
 CPU = torch.device("cpu")
 X = np.random.default_rng(0).normal(3, 2, (40, 3)).astype(np.float32)
 Y = np.arange(40) % 4
+EMPTY = X.astype(str)  # two cells are
+EMPTY[[3, 17], 2] = "", "n/a"
 
 
 def write(path, x=X, y=Y, compression="snappy", **more):
@@ -47,7 +49,7 @@ def test_every_format_reads_alike(tmp_path, fresh_home, data_config, suffix):
     assert (source.kind, source.shape, source.class_names) == ("vectors", (3,), ["0", "1", "2", "3"])
     assert np.array_equal(source.train.take(torch.arange(40)), X) and np.array_equal(source.train.labels_N, Y)
     assert np.array_equal(source.test.take(torch.arange(8)), X[:8] + 1)
-    assert vector_width(data_config("vectors", root=str(folder))) == 3
+    assert vector_columns(data_config("vectors", root=str(folder)))[0] == 3
 
 
 def test_statistics_are_those_of_the_training_rows(tmp_path, fresh_home, data_config):
@@ -123,6 +125,7 @@ def test_noise_is_drawn_by_step_and_is_the_same_anywhere(tmp_path, fresh_home, d
         ("a.npz", {"y": Y * 0}, "a.npz holds 1 classes, two are the least"),
         ("a.csv", {"x": np.array([["1", "x", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
         ("a.csv", {"x": np.array([["1", "", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
+        ("a.csv", {"x": EMPTY}, "a.csv: column v2 has no number in 2 rows (3, 17): fill or remove them"),
         ("a.csv", {"split": np.array(["dev"] * 40)}, "the column split holds 'dev', write train or test"),
         ("a.csv", {"split": np.array(["train"] * 40)}, "0 of 40 rows are for the test; some must be, not all"),
     ],
@@ -163,3 +166,32 @@ def test_more_refusals(tmp_path, fresh_home, data_config):
     with pytest.raises(ValueError, match="pip install 'dicedist\\[vectors\\]'"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
         read_table(tmp_path / "x.parquet", "label")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_are_matched_by_their_names(tmp_path, fresh_home, data_config, suffix):
+    write(tmp_path / f"train{suffix}")
+    columns = {"label": Y[:8], "v2": X[:8, 2], "v0": X[:8, 0], "v1": X[:8, 1]}
+    write(tmp_path / f"test{suffix}", X[:8, :0], **columns)
+    source = load(data_config("vectors", root=str(tmp_path), split="full"))
+    assert np.array_equal(source.test.take(torch.arange(8)), X[:8]) and source.columns == ("v0", "v1", "v2")
+    for line, names in (("lacks the column v1", ["v0", "v2"]), ("has the column w, which", ["v0", "v1", "v2", "w"])):
+        write(tmp_path / f"test{suffix}", X[:8, :0], label=Y[:8], **{name: X[:8, 0] for name in names})
+        with pytest.raises(ValueError, match=f"test{suffix} {line}.*the training data"):
+            load(data_config("vectors", root=str(tmp_path), split="full"))
+    assert np.array_equal(read_table(tmp_path / f"train{suffix}", columns=["v2", "v0", "v1"])[0], X[:, [2, 0, 1]])
+
+
+def test_missing_labels_are_refused(tmp_path, fresh_home, data_config):
+    def refused(line, file):
+        with pytest.raises(ValueError, match=re.escape(line)):
+            load(data_config("vectors", root=str(file)))
+        read_table(file)  # to predict, a table needs none
+
+    labels = np.array(["elm", "ash", "oak", "fir"])[Y]
+    labels[[3, 7]] = "", "nan"
+    refused("a.csv: no label in 2 rows (3, 7): fill or remove them", write(tmp_path / "a.csv", y=labels))
+    pyarrow = pytest.importorskip("pyarrow")
+    for missing, kind in ((None, pyarrow.string()), (float("nan"), pyarrow.float64()), (None, pyarrow.int64())):
+        values = [missing if place == 5 else ("a" if kind == pyarrow.string() else 1) for place in range(40)]
+        refused("b.parquet: no label in 1 row (5)", write(tmp_path / "b.parquet", y=pyarrow.array(values, kind)))

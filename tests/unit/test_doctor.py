@@ -141,6 +141,21 @@ def test_a_server_that_is_not_there(monkeypatch):
     assert found.state == WARNING and "secret" not in found.what
 
 
+def test_a_bucket(tmp_path, monkeypatch):
+    monkeypatch.setattr("dicedist.runs.bucket.PATIENCE", 0.0)
+    assert services.bucket(compose_config([])).state == SKIPPED
+    config = compose_config([f"run.remote=file://{tmp_path}/runs"])
+    assert services.bucket(config).state == OK
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # the probe is gone
+    (tmp_path / "file").write_text("")
+    found = services.bucket(compose_config([f"run.remote=file://{tmp_path}/file/runs"]))
+    assert found.state == FAILED and "cannot be written" in found.what
+    monkeypatch.setattr("dicedist.data.remote.find_spec", lambda name: None)
+    found = services.bucket(compose_config(["run.remote=s3://bucket/runs"]))
+    assert found.state == FAILED and "pip install 'dicedist[s3]'" in found.what
+    assert "bucket" in examination.checks(config, 2, [])
+
+
 def test_ranks_reach_each_other():
     found = services.ranks_reach_each_other(2)
     assert found.state == OK and "gloo" in found.what

@@ -117,6 +117,20 @@ def test_a_group_in_which_nobody_works_is_hung_and_the_culprit_is_named(watched,
     assert code == 1
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_long_computation_is_work_as_long_as_it_uses_the_processor(watched, monkeypatch, works):
+    """As the measures of a large test set are, on rank 0 while the others wait."""
+    monkeypatch.setattr(heartbeat, "LONGER", 1)
+    one, ends = watched(timeout=0.2)
+    beat(one.store, {1: "1 waiting", 2: "1 waiting"}, 0.1)
+    others = threading.Thread(target=beat, args=[one.store, {1: "1 waiting", 2: "1 waiting"}, 1.0, time.sleep])
+    others.start()
+    with heartbeat.computing():
+        while others.is_alive():
+            sum(range(10_000)) if works else others.join()
+    assert (ends == []) == works
+
+
 def test_a_first_step_may_compile_for_longer_than_the_timeout(watched, monkeypatch):
     """The messages of the start count as work, and still nobody is hung before all ranks have ended a step."""
     monkeypatch.setattr(heartbeat, "position", lambda thread: "waiting")

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from dicedist.metrics import accuracy, ece, fit_temperature, nll, reliability, split_half, tace
+from dicedist.metrics import (
+    accuracy,
+    ece,
+    fit_temperature,
+    nll,
+    reliability,
+    split_half,
+    tace,
+    temperature_spread,
+)
 
 
 def random_logits(N=400, K=10, seed=0, scale=2.0):
@@ -187,6 +196,21 @@ def test_temperature_never_raises_the_fitted_nll(seed, N, K, scale):
     assert 0.009 < T < 1.1e6
     tempered, plain = nll_at(logits_NK, labels_N, T), nll_at(logits_NK, labels_N, 1.0)
     assert tempered <= plain * (1 + 1e-12)
+
+
+def test_the_spread_of_the_temperature_is_that_of_many_fits():
+    logits_NK, labels_N = random_logits(N=20_000)
+    parts = zip(logits_NK.split(200), labels_N.split(200), strict=True)
+    fits = [(T := fit_temperature(*part), temperature_spread(*part, T)) for part in parts]
+    temperatures, spreads = torch.tensor(fits).T
+    assert spreads.mean().item() == pytest.approx(1.96 * temperatures.std().item(), rel=0.2)
+
+
+def test_a_temperature_without_a_minimum_has_no_spread():
+    logits_NK, labels_N = torch.eye(3, dtype=torch.float64), torch.arange(3)
+    assert temperature_spread(logits_NK, labels_N, fit_temperature(logits_NK, labels_N)) is None
+    hottest = fit_temperature(-logits_NK, labels_N)
+    assert temperature_spread(-logits_NK, labels_N, hottest) is None
 
 
 @pytest.mark.parametrize(("N", "folds"), [(60, 1), (61, 3)])

@@ -73,8 +73,9 @@ def test_both_conventions_of_fpr95_equal_scikit_learn():
 def test_resampled_auroc_equals_resampling_by_hand():
     inside, outside = drawn(60, seed=4, shift=1.0).round(decimals=1), drawn(50, seed=5).round(decimals=1)
     found = auroc_resamples(inside, outside)
-    draws = torch.Generator().manual_seed(0)
-    rows_in, rows_out = (torch.randint(n, (25, n), generator=draws) for n in (60, 50))
+    rows_in, rows_out = (
+        torch.randint(n, (25, n), generator=torch.Generator().manual_seed(seed)) for seed, n in ((0, 60), (1, 50))
+    )
     for nth in range(25):
         scores = np.concatenate([inside[rows_in[nth]], outside[rows_out[nth]]])
         assert found[nth].item() == pytest.approx(roc_auc_score(np.repeat([1, 0], [60, 50]), scores)), nth
@@ -102,6 +103,42 @@ def test_scores_by_plain_numpy(reference):
     halved = np.exp(mean / 2) / np.exp(mean / 2).sum(1, keepdims=True)
     assert found["dice_x_w"].numpy() == pytest.approx(halved.max(1))
     assert used(found).numpy() == pytest.approx(halved.max(1))
+
+
+def exact_deviation(inside, outsides):
+    """The standard deviation of the mean AUROC over sets under the bootstrap, without drawing anything.
+
+    Inputs are drawn c times, c multinomial with mean 1 and covariance I - 1/n. The mean AUROC is a bilinear form in the
+    counts of both sides, so its variance has a closed form: a term of each side and one of both.
+    """
+
+    def covariance(n):
+        return np.eye(n) - 1 / n
+
+    n, S = len(inside), len(outsides)
+    wins = [((inside[:, None] > out) + 0.5 * (inside[:, None] == out)) / (n * len(out) * S) for out in outsides]
+    of_inside = sum(win.sum(1) for win in wins)
+    variance = of_inside @ covariance(n) @ of_inside
+    for win, out in zip(wins, outsides, strict=True):
+        spread = covariance(len(out))
+        variance += win.sum(0) @ spread @ win.sum(0) + np.trace(win.T @ covariance(n) @ win @ spread)
+    return variance**0.5
+
+
+def test_the_interval_of_a_group_has_its_exact_width(monkeypatch):
+    """Sets of different sizes share the resampled test images, so their errors add up instead of averaging out."""
+    monkeypatch.setitem(auroc_resamples.__globals__, "RESAMPLES", 4000)
+    inside = drawn(40, seed=4, shift=0.8)
+    outside = {name: {"s": drawn(n, seed=n)} for name, n in (("a", 300), ("b", 200), ("c", 250))}
+    group = detect({"s": inside}, outside, {"all": list(outside)})["ood_groups"]["all"]["scores"]["s"]
+    deviation = exact_deviation(inside.numpy(), [scores["s"].numpy() for scores in outside.values()])
+    low, high = group["auroc_interval"]
+    assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.05)
+
+
+def test_sets_of_equal_size_are_drawn_independently():
+    inside, outside = drawn(40, seed=4), drawn(40, seed=5)
+    assert not auroc_resamples(inside, outside, "a").equal(auroc_resamples(inside, outside, "b"))
 
 
 def test_groups_average_the_sets_that_were_found(reference):

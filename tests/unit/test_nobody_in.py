@@ -8,19 +8,21 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from torch.distributed import TCPStore
 
 from dicedist.cluster import world
-from dicedist.cluster.process import LAUNCHER, SECRET
+from dicedist.cluster.process import LAUNCHER, SECRET, remark_on_torchrun
 from dicedist.config import compose_config
 from dicedist.config.compose import parse_config
 from dicedist.console.lines import put, redacted
 from dicedist.console.tables import table
 from dicedist.data.images import decode_file, open_image
 from dicedist.data.sets.folder import find_images
+from dicedist.reporting.page import as_text
 from dicedist.reporting.records import read_run
 from dicedist.runs.files import open_own, read_json, read_plain, replace_text
 from dicedist.runs.lock import run_lock
@@ -57,10 +59,10 @@ def test_pipes_and_giants_are_not_read(tmp_path):
 def test_no_reader_of_a_run_waits_for_a_pipe(tmp_path):
     run = Run(tmp_path)
     run.save_config(compose_config(["data=shapes", "ensemble.size=2"]))
-    for path in (run.gallery_file, run.mirror_file, run.result_file, run.records_file):
+    for path in (run.gallery_file, run.mirror_file("mlflow"), run.result_file, run.records_file):
         os.mkfifo(path)
     with pytest.raises(ValueError, match="mirror.json is not a plain file"):
-        read_json(run.mirror_file)
+        read_json(run.mirror_file("mlflow"))
     assert run.result() is None
     with pytest.raises(ValueError, match="metrics.jsonl is not a plain file"):
         read_run(run)
@@ -179,18 +181,37 @@ def alone_on_a_node(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize(("address", "exposed"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_a_store_that_the_network_reaches_is_warned_of(alone_on_a_node, capsys, address, exposed):
+@pytest.mark.parametrize(
+    ("address", "own", "exposed"),
+    [
+        ("0.0.0.0", ["127.0.0.1", "8.8.4.4"], True),
+        ("0.0.0.0", ["fe80::1%eth0", "2001:4860:4860::8888"], True),
+        ("0.0.0.0", ["127.0.0.1", "10.0.0.7", "192.168.1.2", "fe80::1%eth0"], False),  # as every torchrun listens
+        ("127.0.0.1", ["8.8.4.4"], False),
+    ],
+)
+def test_a_store_that_the_internet_reaches_is_warned_of(alone_on_a_node, capsys, address, own, exposed):
+    found = [SimpleNamespace(family=socket.AF_INET6 if ":" in one else socket.AF_INET, address=one) for one in own]
+    alone_on_a_node.setattr(world.psutil, "net_if_addrs", lambda: {"eth0": found})
     with socket.create_server((address, 0)) as listener:
         port = listener.getsockname()[1]
         alone_on_a_node.setenv("MASTER_PORT", str(port))
         world.warn_of_exposed_store()
         told = capsys.readouterr().err
-        assert (f"store listens to the whole network on port {port}" in told) == exposed
-        assert told.count("\n") == exposed and ("start with `python -m dicedist.launch`" in told) == exposed
+        assert (f"torchrun's store listens there on port {port}" in told) == exposed
+        assert told.count("\n") == exposed and ("start with `dicedist train --nproc 2`" in told) == exposed
         alone_on_a_node.setenv("LOCAL_WORLD_SIZE", "1")  # of several nodes, which need the network
         world.warn_of_exposed_store()
     assert capsys.readouterr().err == ""
+
+
+def test_a_stopped_run_prepares_for_torchruns_traceback(alone_on_a_node):
+    assert remark_on_torchrun(75) == ""  # neither torchrun nor our launcher
+    alone_on_a_node.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert "`dicedist train --nproc 2` ends without, with 75" in remark_on_torchrun(75)
+    assert remark_on_torchrun(2) == ""
+    alone_on_a_node.setenv(LAUNCHER, "/tmp/codes")
+    assert remark_on_torchrun(75) == ""
 
 
 def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
@@ -202,3 +223,31 @@ def test_who_does_not_know_the_secret_cannot_end_a_run(alone_on_a_node):
     ranks = world.connect(timedelta(seconds=10))
     assert not ranks.check(["ended"])
     assert world.is_first_in_store(75) and ranks.get("ended") == b"75"
+
+
+IN_ASCII = r"""
+import sys
+from pathlib import Path
+from dicedist.cluster.process import command
+from dicedist.runs.files import open_own, read_plain, replace_text
+def run(arguments):
+    print("caf\u00e9", open(sys.argv[1], "w").encoding)
+    replace_text(Path(sys.argv[1]), "caf\u00e9 \u2192")
+    with open_own(Path(sys.argv[1]), "a") as file:
+        file.write(" na\u00efve")
+    raise ValueError("no caf\u00e9")
+command(run)
+"""
+
+
+def test_files_are_utf_8_in_any_locale(tmp_path):
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", IN_ASCII, tmp_path / "file"]
+    done = subprocess.run(words, env={**os.environ, **plain}, capture_output=True, text=True)
+    assert done.stdout == "caf\\xe9 ANSI_X3.4-1968\n" and done.stderr == "dicedist: no caf\\xe9\n", done.stderr
+    assert done.returncode == 2 and (tmp_path / "file").read_text("utf-8") == "café → naïve"
+
+
+def test_a_name_that_is_no_text_does_not_end_a_report(tmp_path):
+    replace_text(tmp_path / "page.html", as_text("caf\udce9"))
+    assert (tmp_path / "page.html").read_text() == "caf?"

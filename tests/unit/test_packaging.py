@@ -66,10 +66,15 @@ def test_extras_are_what_the_code_asks_for() -> None:
     ("call", "line"),
     [
         (
-            lambda: train.run(["data=shapes"]),
+            lambda: train.run(["data=shapes", "tracking=mlflow"]),
             r"tracking=mlflow needs mlflow: pip install 'dicedist\[mlflow\]', or write",
         ),
+        (
+            lambda: train.run(["data=shapes", "tracking=[tensorboard,wandb]"]),
+            r"tracking=tensorboard needs tensorboard: pip install 'dicedist\[tensorboard\]', or write tracking=none",
+        ),
         (lambda: evidence.run(["digits"]), r"dicedist evidence needs optuna: pip install 'dicedist\[search\]'"),
+        (lambda: mirror.run(["runs/NAME", "tracking=wandb"]), r"dicedist mirror needs wandb: pip install"),
         (lambda: mirror.run(["runs/NAME"]), r"dicedist mirror needs mlflow: pip install 'dicedist\[mlflow\]'"),
     ],
 )

@@ -16,6 +16,11 @@ from dicedist.cluster.placement import place
         (3, 5, True, (0, 0, 1, 1, 2), 2),
         (1, "auto", True, (0, 0, 0, 0), 0),
         (1, 7, True, (0,) * 7, 0),
+        (2, "auto", True, (0, 0, 1, 1), 1),
+        (3, "auto", True, (0, 0, 1, 2), 2),
+        (4, "auto", True, (0, 1, 2, 3), 3),
+        (7, "auto", True, (0, 1, 2, 3, 4, 5), 6),
+        (2, "auto", False, (0, 0, 1, 1), None),
         (5, "auto", False, (0, 1, 2, 3, 4), None),
         (2, 3, False, (0, 0, 1), None),
         (1, 1, False, (0,), None),
@@ -109,7 +114,6 @@ def test_parts_are_named():
     [
         (9, 4, True, "torchrun --nproc_per_node=5 -m dicedist.train"),
         (9, 4, False, "torchrun --nproc_per_node=4 -m dicedist.train"),
-        (2, "auto", True, "ensemble.size=4"),
         (1, 1, True, "at least 2"),
     ],
 )

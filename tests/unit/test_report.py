@@ -4,14 +4,18 @@ import functools
 import html
 import json
 import math
+import random
 import re
 import shutil
 import statistics
 import subprocess
+import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +33,7 @@ from dicedist.report import run
 from dicedist.reporting import paper, svg
 from dicedist.reporting.labels import labels
 from dicedist.reporting.lines import Line, apart, heights
-from dicedist.reporting.page import figures, write_comparison, write_report
+from dicedist.reporting.page import figures, page, write_comparison, write_report
 from dicedist.reporting.records import LONGEST_CURVE, Point, Pooled, Recorded, read_groups, read_run, styles_of, thinned
 from dicedist.reporting.svg import axis
 from dicedist.runs.run import Run
@@ -414,10 +418,10 @@ def test_names_cannot_become_markup(make_run: MakeRun, report: Callable[..., str
     parsed(text)
 
 
-def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[..., str], tmp_path: Path) -> None:
+def hostile_runs(make_run: MakeRun, names: Sequence[str] = HOSTILE) -> list[Path]:
     """Names of runs, classes, members, OOD sets, scores, shifts, records, and values of the config."""
     folders = []
-    for nth, name in enumerate(HOSTILE):
+    for nth, name in enumerate(names):
         folder = make_run(name.replace("/", "-"), seed=nth, class_names=(name, name + "2", "star", "cross"))
         config = Run(folder).config()
         data = replace(config.data, name="folder", root=f"/images/{name}")
@@ -439,6 +443,11 @@ def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[.
                 json.dumps({"step": 13, "epoch": 3.25, f"train/{name}": 1.0, "val/ensemble/accuracy": 0.5}) + "\n"
             )
         folders.append(folder)
+    return folders
+
+
+def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[..., str], tmp_path: Path) -> None:
+    folders = hostile_runs(make_run)
     text = report(*folders)
     shown = assert_only_our_markup(text)
     assert all(name in shown for name in HOSTILE), "shown as they are"
@@ -450,6 +459,89 @@ def test_no_string_of_a_run_becomes_markup(make_run: MakeRun, report: Callable[.
     assert any("evil" in figure.seen for figure in drawn)
     write_comparison(tmp_path / "paper.html", ["table", "cell", "note"], [[EVERYTHING] * 3, ["other", *HOSTILE[:2]]])
     assert EVERYTHING in assert_only_our_markup((tmp_path / "paper.html").read_text())
+
+
+def places_in(values: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The path of every value, of lists only of the first one."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from places_in(value, (*path, key))
+    elif isinstance(values, list) and values:
+        yield from places_in(values[0], (*path, 0))
+    yield path
+
+
+def changed_at(values: Any, path: tuple, change: Callable[[Any], Any]) -> Any:
+    if not path:
+        return change(values)
+    first, *rest = path
+    inner = changed_at(values[first], tuple(rest), change)
+    return {**values, first: inner} if isinstance(values, dict) else [inner, *values[1:]]
+
+
+def hostile(value: Any) -> Any:
+    """Text in place of a value, and for keys of a dictionary."""
+    return {f"{key}{EVERYTHING}": inner for key, inner in value.items()} if isinstance(value, dict) else EVERYTHING
+
+
+@pytest.mark.parametrize("share", [pytest.param(25, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_nothing_in_results_and_records_becomes_markup(make_run: MakeRun, share: int) -> None:
+    """Any value may be text, and any key: a page of it has our markup only, or there is no page."""
+    folder = make_run("fuzzed")
+    evaluation, lines = json.loads((folder / "evaluation.json").read_text()), (folder / "metrics.jsonl").read_text()
+    record, pages = json.loads(lines.splitlines()[-1]), 0
+    cases = [("evaluation.json", path) for path in places_in(evaluation)]
+    cases += [("metrics.jsonl", path) for path in places_in(record)]
+    for name, path in random.Random(share).sample(cases, len(cases) // share):
+        values = evaluation if name == "evaluation.json" else record
+        text = json.dumps(changed_at(values, path, hostile))
+        whole = {"evaluation.json": json.dumps(evaluation), "metrics.jsonl": lines, name: text}
+        whole["metrics.jsonl"] = lines + text + "\n" + lines.splitlines()[0] if name == "metrics.jsonl" else lines
+        for file, content in whole.items():
+            (folder / file).write_text(content)
+        try:
+            written = page(read_groups([Run.open(folder)]))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            continue  # a command tells so in one line
+        pages += 1
+        assert_only_our_markup(written)
+    assert pages > 0
+
+
+@pytest.mark.slow
+def test_a_browser_stays_on_the_page(make_run: MakeRun, report: Callable[..., str], tmp_path: Path) -> None:
+    """Chromium, if there is one: it calls nobody, runs nothing, and shows our title."""
+    if (browser := shutil.which("chromium") or shutil.which("google-chrome")) is None:
+        pytest.skip("no Chromium on this machine")
+    calls: list[str] = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            calls.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Listening) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        evil = f"127.0.0.1:{server.server_port}/evil"
+        names = [name.replace("evil.example", evil).replace("evil()", f"fetch('//{evil}')") for name in HOSTILE]
+        report(*hostile_runs(make_run, names))
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+        options += [f"--user-data-dir={tmp_path / 'browser'}"]
+
+        def shown(path: Path) -> str:
+            done = subprocess.run([browser, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
+            return done.stdout
+
+        (tmp_path / "open.html").write_text(f"<title>t</title>{names[1]}{names[2]}")
+        shown(tmp_path / "open.html")
+        assert calls, "without our templates the browser does call"
+        calls.clear()
+        assert "<title>DICE" in shown(tmp_path / "report.html") and calls == []
+        server.shutdown()
 
 
 def test_many_classes_show_the_hardest_and_list_all(make_run: MakeRun, report: Callable[..., str]) -> None:

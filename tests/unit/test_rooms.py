@@ -11,7 +11,8 @@ import pytest
 
 from dicedist.metrics import measures
 from dicedist.metrics.measures import ALL
-from dicedist.runs.run import Results, Run
+from dicedist.runs.results import Results
+from dicedist.runs.run import Run
 from tests.support import CHECKOUT
 
 
@@ -75,7 +76,7 @@ def test_only_run_py_knows_the_names_of_a_runs_files():
     assert {"config.yaml", "evaluation.json", "logits.safetensors", "metrics.jsonl", "report.html"} <= set(files)
     elsewhere = [
         (module, text)
-        for module, tree in modules("runs/run.py")
+        for module, tree in modules("runs/run.py", "runs/results.py")
         for text in texts(tree)
         if " " not in text and text.endswith(tuple(files))
     ]
@@ -88,7 +89,7 @@ def test_only_run_py_builds_a_path_inside_a_run():
     assert owned <= {*vars(Results("a")), *dir(Run)}
     joined = [
         f"{module}:{node.lineno}"
-        for module, tree in modules("runs/run.py", "runs/checkpoint.py", "runs/queue.py")
+        for module, tree in modules("runs/run.py", "runs/results.py", "runs/checkpoint.py", "runs/queue.py")
         if not module.startswith("studies/")  # a queue and a study have folders of their own
         for node in ast.walk(tree)
         if (

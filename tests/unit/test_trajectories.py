@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from dicedist.algorithm import trajectories
+from dicedist.algorithm.checks import check_trajectory
 from dicedist.algorithm.member import Encode, Member
 from dicedist.algorithm.networks.network import Network
 from dicedist.algorithm.trajectories import Surroundings, TrainingSet, disturb
@@ -105,6 +106,27 @@ def test_swag_without_spread_is_the_average_of_the_weights_with_new_statistics()
         torch.testing.assert_close(dict(sample.named_parameters())[name], value, atol=1e-6, rtol=1e-5)
     read = torch.cat([sample.encoder.trunk[0](images) for images in data.augmented()])
     torch.testing.assert_close(sample.encoder.trunk[1].running_mean, read.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
+
+
+def test_statistics_of_swag_count_every_image_once():
+    member, images = a_member(), torch.randn(5, 3, 6, 6)
+    data = TrainingSet(lambda: iter(images.split(3)), None, None)  # batches of 3 and of 2
+    moments = kind_of("swag", "trajectory.scale=0").collector(member, SURROUNDINGS)
+    moments.after_epoch(member, 161)
+    (sample,) = moments.samples(member, [torch.Generator()], data)
+    norm = sample.encoder.trunk[1]
+    read = sample.encoder.trunk[0](images)
+    torch.testing.assert_close(norm.running_mean, read.mean((0, 2, 3)), atol=1e-6, rtol=1e-5)
+    variance = (3 * read[:3].var((0, 2, 3)) + 2 * read[3:].var((0, 2, 3))) / 5
+    torch.testing.assert_close(norm.running_var, variance, atol=1e-6, rtol=1e-5)
+    assert norm.momentum == member.encoder.trunk[1].momentum
+
+
+@pytest.mark.parametrize("keys", [["optimizer.momentum=0.9"], ["optimizer.name=adam", "optimizer.lr=0.1"]])
+def test_langevin_noise_is_that_of_plain_sgd(keys):
+    config = compose_config(["method=csgld", *keys])
+    with pytest.raises(ValueError, match="trajectory.kind=csgld cannot be followed so: write optimizer"):
+        check_trajectory(config)
 
 
 def test_posterior_of_vi():

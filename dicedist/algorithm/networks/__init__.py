@@ -5,9 +5,9 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 
-from dicedist.algorithm.networks.foreign import from_target, from_timm, from_torchvision
+from dicedist.algorithm.networks.foreign import Unsplit, from_target, from_timm, from_torchvision
 from dicedist.algorithm.networks.freezing import freeze
-from dicedist.algorithm.networks.mlp import mlp
+from dicedist.algorithm.networks.mlp import add_head, mlp
 from dicedist.algorithm.networks.network import Network, project
 from dicedist.config.schema import NetworkConfig
 
@@ -25,7 +25,12 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
     input_shape: of one input, (3, rows, columns) of an image or (values,) of a vector.
     """
     network = whole(config, input_shape)
-    if config.feature_dim is not None:
+    if config.enlarge is not None:
+        network.enlarge(config.enlarge)
+    if config.has_head:
+        network = network.as_trunk() if isinstance(network, Unsplit) else network
+        add_head(network, config)
+    elif config.feature_dim is not None:
         project(network, config.feature_dim)
     freeze(network, config.freeze)
     return network
@@ -41,7 +46,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
             f"network.split={config.split}: {config.label} says itself where it is split, leave network.split out"
         )
     if config._target_ is not None:
-        return from_target(config._target_, config.trusted)
+        return from_target(config._target_, config.trusted, input_shape)
     if config.name == "mlp":
         return mlp(config, input_shape)
     if reads_vectors:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dicedist.algorithm.networks.layers import layers
-from dicedist.algorithm.networks.network import Inputs, Network, Origin, Outputs
+from dicedist.algorithm.networks.network import INSIDE, Enlarged, Inputs, Network, Origin, Outputs
 from dicedist.algorithm.networks.split import cut, split_points, width_of
+from dicedist.config.targets import resolve
 
 
 class Unsplit(Network):
@@ -35,7 +37,20 @@ class Unsplit(Network):
         return super().__getattr__(attribute)
 
     def published_name(self, name: str) -> str:
-        return name.partition(".")[2]  # without body
+        return name.replace(INSIDE, "", 1).partition(".")[2]  # without body
+
+    def enlarge(self, size: int) -> None:
+        self.body = Enlarged(self.body, size)
+
+    def as_trunk(self) -> "AllTrunk":
+        return AllTrunk(self.body, nn.Identity(), self.feature_dim, self.feature_dim, self.origin)
+
+
+class AllTrunk(Network):
+    """A network without a split point, all of which branches share: a member owns the head behind its features."""
+
+    def published_name(self, name: str) -> str:
+        return name.replace(INSIDE, "", 1).partition(".")[2]  # without trunk
 
 
 def from_torchvision(name: str, split: str | None = None) -> Network:
@@ -100,23 +115,36 @@ def halved(
     return Network(trunk, tail, feature_dim, width_of(trunk, origin.inputs.size), origin)
 
 
-def from_target(target: str, trusted: bool) -> Network:
-    """Runs the user's code, hence `trusted`: loading someone else's config must not execute anything."""
-    if not trusted:
-        raise ValueError(f"network._target_={target} runs its code: add network.trusted=true if you trust it")
-    module, _, attribute = target.rpartition(".")
-    try:
-        factory = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import network._target_={target}: {error}") from error
-    network = factory()
-    if isinstance(network, Network):
-        return network
+def from_target(target: str, trusted: bool, input_shape: tuple[int, ...]) -> Network:
+    """Build a network by the user's own class or function, which takes no arguments."""
+    built = resolve("network", target, trusted)()
+    if isinstance(built, Network):
+        return built
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"{target} returns {type(built).__name__}: return a torch.nn.Module that returns features")
+    network: Any = built
     if not isinstance(getattr(network, "feature_dim", None), int):
-        raise ValueError(f"{target} has no feature_dim: set self.feature_dim to the number of features that it returns")
+        network.feature_dim = measured_width(network, target, input_shape)
     if not hasattr(network, "trunk") and not hasattr(network, "tail"):
         return Unsplit(network, network.feature_dim, target)
     for part in ("trunk", "tail", "trunk_dim"):
         if not hasattr(network, part):
             raise ValueError(f"{target} has no {part}: a network that can be branched sets trunk, tail and trunk_dim")
     return Network(network.trunk, network.tail, network.feature_dim, network.trunk_dim)
+
+
+@torch.no_grad()
+def measured_width(network: nn.Module, target: str, input_shape: tuple[int, ...]) -> int:
+    """Return the number of features of a network that does not state its feature_dim."""
+    was_training = network.training
+    try:
+        features = network.eval()(torch.zeros(2, *input_shape))
+    except Exception as error:  # the user's code raises anything
+        raise ValueError(
+            f"{target} does not take inputs of shape {list(input_shape)}: {' '.join(str(error).split())}"
+        ) from error
+    network.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"{target} returns {found} for 2 inputs: return features [2, D] (num_classes=0 in timm)")
+    return features.shape[1]

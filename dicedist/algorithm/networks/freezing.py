@@ -11,8 +11,11 @@ STAGE = re.compile(r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)")
 
 
 def freeze(network: Network, until: str) -> None:
-    """until: none, stem (the first layer), all (but a projection), or the last module that is frozen, as stage3."""
+    """until: none, trunk, stem (the first layer), all (but a projection), or the last frozen module, as stage3."""
     if until == "none":
+        return
+    if until == "trunk":
+        network.trunk.requires_grad_(False)
         return
     found = network.layers()
     names = [[network.published_name(name) for name in layer] for layer in found]
@@ -23,7 +26,7 @@ def freeze(network: Network, until: str) -> None:
         named = [place for place, layer in enumerate(names) if any(name.startswith(f"{module}.") for name in layer)]
         if not named:
             known = f"stage1 to stage{len(stages)}, or a module such as {', '.join(stages)}"
-            raise ValueError(f"network.freeze={until}: write none, stem, all, {known}")
+            raise ValueError(f"network.freeze={until}: write none, trunk, stem, all, {known}")
         last = named[-1] + 1
     parameters = dict(network.named_parameters())
     for name in (name for layer in found[:last] for name in layer):

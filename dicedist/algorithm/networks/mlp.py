@@ -1,4 +1,4 @@
-"""A perceptron: dense layers of one width, each with its norm and a ReLU; the first half is the trunk.
+"""Dense layers of one width, each with its norm and a ReLU: a perceptron, or the head of another network.
 
 Legend: B inputs, V values of an input.
 """
@@ -19,15 +19,30 @@ def mlp(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
 
     Dropout is between layers, never on the features themselves.
     """
-    assert config.width is not None and config.depth is not None and config.norm is not None
     values, flat = math.prod(input_shape), [] if len(input_shape) == 1 else [nn.Flatten()]
-    widths = [values] + [config.width] * config.depth
-    layers = [
-        layer(inputs, outputs, config.norm, (config.dropout or 0.0) if place else 0.0)
-        for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False))
+    layers = hidden(config, values)
+    half, width = len(layers) // 2, config.width
+    assert width is not None
+    return Network(nn.Sequential(*flat, *layers[:half]), nn.Sequential(*layers[half:]), width, width)
+
+
+def add_head(network: Network, config: NetworkConfig) -> None:
+    """Put dense layers behind the features of a network, and a narrower last one where feature_dim says so."""
+    assert config.width is not None and config.norm is not None
+    layers, features = hidden(config, network.feature_dim), config.width
+    if config.feature_dim is not None:
+        features = config.feature_dim
+        layers.append(layer(config.width, features, config.norm, config.dropout or 0.0)[:-1])
+    network.projection, network.feature_dim = nn.Sequential(*layers), features
+
+
+def hidden(config: NetworkConfig, inputs: int) -> list[nn.Sequential]:
+    assert config.width is not None and config.depth is not None and config.norm is not None
+    widths = [inputs] + [config.width] * config.depth
+    return [
+        layer(before, width, config.norm, (config.dropout or 0.0) if place else 0.0)
+        for place, (before, width) in enumerate(zip(widths, widths[1:], strict=False))
     ]
-    half = config.depth // 2
-    return Network(nn.Sequential(*flat, *layers[:half]), nn.Sequential(*layers[half:]), config.width, config.width)
 
 
 def layer(inputs: int, outputs: int, norm: str, dropout: float) -> nn.Sequential:

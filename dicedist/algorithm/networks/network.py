@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dicedist.algorithm.networks.layers import Layers, layers
 
@@ -29,6 +30,20 @@ class Origin:
     inputs: Inputs | None = None
     layers: Layers = ()  # by its published names, before it was split
     undecayed: frozenset[str] = frozenset()  # parameters that must not decay, beside norms and biases
+
+
+INSIDE = "at_larger_size."  # in the names of parameters of what reads enlarged images
+
+
+class Enlarged(nn.Module):
+    """What reads the images first, with images of more pixels: CIFAR's, for a network that knows larger ones."""
+
+    def __init__(self, inside: nn.Module, size: int):
+        super().__init__()
+        self.at_larger_size, self.size = inside, size
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.at_larger_size(F.interpolate(images_BCHW, (self.size, self.size), mode="bilinear"))
 
 
 class Outputs(NamedTuple):
@@ -74,6 +89,9 @@ class Network(nn.Module):
         own.pool, own.projection = self.pool, self.projection
         return own
 
+    def enlarge(self, size: int) -> None:
+        self.trunk = Enlarged(self.trunk, size)
+
     @property
     def extractor(self) -> list[nn.Parameter]:
         """The parameters behind the last map, as far as they are not frozen."""
@@ -90,6 +108,7 @@ class Network(nn.Module):
 
     def published_name(self, name: str) -> str:
         """The name of a tensor in weights of this network that were saved elsewhere: a library knows no halves."""
+        name = name.replace(INSIDE, "", 1)
         return name.partition(".")[2] if self.origin.library else name
 
     def no_weight_decay(self) -> set[str]:

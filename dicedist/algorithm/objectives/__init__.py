@@ -20,7 +20,7 @@ Legend: M members, B inputs, D features, K classes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
 from dicedist.config import names
 from dicedist.config.schema import Config, MethodConfig, RedundancyConfig
+from dicedist.config.targets import resolve
 
 
 @dataclass
@@ -51,7 +52,7 @@ class View:
     fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
     answers: Answers = field(default_factory=Answers)  # of the counterpart
 
-    def named(self, values: Mapping[str, Tensor]) -> Values:
+    def as_records(self, values: Mapping[str, Tensor]) -> Values:
         """Name the member's values for the records."""
         own = names.member(self.index)
         return {names.record(own, name): value.detach() for name, value in values.items()}
@@ -78,20 +79,28 @@ class FusedHead:
 
 
 class Objective:
-    """A term of a method. The attributes say what it needs from the rest of the system."""
+    """A term of a method. The attributes say what it needs from the rest of the system.
 
-    sends: ClassVar[tuple[str, ...]] = ()
+    Examples:
+        >>> class Confident(Objective):
+        ...     def __call__(self, view, now):
+        ...         return {"entropy": -0.1 * view.own.logits_BK.log_softmax(1).max(1).values.mean()}
+        >>> Confident().sends, Confident().min_members  # needs nothing of its peers
+        ((), 1)
+    """
+
+    sends: ClassVar[tuple[str, ...]] = ()  # fields of every peer that each member must see; `receives` may narrow this
     min_members: int = 1
     follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
-    mixes: ClassVar[bool] = False  # defined for inputs that are mixed of two classes
-    probes: ClassVar[tuple[type[Probe], ...]] = ()  # read more of a member than its features and logits
+    mixes: ClassVar[bool] = False  # the loss is defined for mixup and CutMix
+    probes: ClassVar[tuple[type[Probe], ...]] = ()  # what the term reads of a member beyond features and logits
 
     def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         """Return named parts of the member's loss, each a scalar with its weight applied; none by default."""
         return {}
 
     def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
-        """Raise a ValueError if the term cannot be trained so; networks and sizes: of all members, without weights."""
+        """Raise a ValueError if the term cannot train these members; networks: one per member, without weights."""
 
     def prior_rows(self, num_classes: int) -> int | None:
         """Return the number of means of the bottleneck's backward encoder; None: the term needs no bottleneck."""
@@ -159,9 +168,15 @@ class WeighingTerm(Objective):
 class Method:
     """The terms of a method and their combined needs."""
 
-    def __init__(self, config: MethodConfig):
+    def __init__(self, config: MethodConfig, own_terms: Sequence[Objective] = ()):
+        """own_terms: the user's own, which only training needs: readers of a trained run never import them."""
         self.name = config.name
-        self.terms = [build(name, options) for name, options in config.terms.items()]
+        self.terms = [*(build(name, options) for name, options in config.terms.items()), *own_terms]
+
+    @classmethod
+    def to_train(cls, config: MethodConfig) -> Self:
+        """Build the method with the user's own terms (method._target_)."""
+        return cls(config, build_own(config))
 
     @property
     def counterpart(self) -> CounterpartTerm | None:
@@ -204,14 +219,14 @@ class Method:
         return next((found for term in self.terms if (found := term.student(num_members)) is not None), None)
 
     def compared(self, num_members: int) -> range:
-        """The members whose features the discriminator compares: all but the student."""
+        """Return the members whose fields the counterpart reads: all but the student, which is always the last."""
         return range(num_members if self.student(num_members) is None else num_members - 1)
 
     def receives(self, receiver: int, sender: int, num_members: int) -> tuple[str, ...]:
         if receiver == sender:
             return ()
-        names = (name for term in self.terms for name in term.receives(receiver, sender, num_members))
-        return tuple(dict.fromkeys(names))
+        fields = (name for term in self.terms for name in term.receives(receiver, sender, num_members))
+        return tuple(dict.fromkeys(fields))
 
     def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
         """What members of these sizes send to each other and to the counterpart."""
@@ -272,7 +287,12 @@ class Method:
             raise ValueError(
                 f"method={self.name} needs at least {least} members, got {len(networks)}: write ensemble.size={least}"
             )
-        if config.loss.mixup or config.loss.cutmix:
+        assert self.student(len(networks)) in (None, len(networks) - 1)
+        if len([term for term in self.terms if isinstance(term, CounterpartTerm)]) > 1:
+            raise ValueError(
+                f"method={self.name} has two terms with a counterpart, and one can be trained: leave one out"
+            )
+        if config.loss.mixes:
             self.refuse_mixed()
         for probe in self.probes:
             probe.check(config)
@@ -286,7 +306,38 @@ def build(name: str, options: Mapping[str, Any]) -> Objective:
     return term
 
 
-def named(name: str) -> type[Objective]:
-    """The class of a term, which knows what a trained one needs to be read."""
+def build_own(config: MethodConfig) -> list[Objective]:
+    """Build the user's own terms. A ValueError if one changes what a trained ensemble is: its readers lack the term."""
+    options = config.options if isinstance(config.options, list) else [config.options or {}] * len(config.targets)
+    if len(options) != len(config.targets):
+        raise ValueError(
+            f"method.options has {len(options)} entries for {len(config.targets)} terms: write one for each"
+        )
+    terms: list[Objective] = []
+    for target, arguments in zip(config.targets, options, strict=True):
+        found = resolve("method", target, config.trusted)
+        try:
+            term = found if isinstance(found, Objective) else found(**arguments)
+        except TypeError as error:
+            raise ValueError(f"method._target_={target}, method.options={arguments}: {error}") from error
+        if not isinstance(term, Objective):
+            raise ValueError(f"method._target_={target} is no term: derive it from dicedist.Objective")
+        own = {name for kind in type(term).__mro__ if not issubclass(Objective, kind) for name in vars(kind)}
+        for name in ("prior_rows", "student", "fused_head"):
+            if name in own:
+                raise ValueError(
+                    f"method._target_={target} defines {name}, which prediction would need its code for: leave it out, "
+                    "and choose the bottleneck or the student by method="
+                )
+        if isinstance(term, CounterpartTerm) and term.conditional is not None:
+            raise ValueError(
+                f"method._target_={target}: set conditional = None, evaluation reads only its own estimators"
+            )
+        terms.append(term)
+    return terms
+
+
+def term_class(name: str) -> type[Objective]:
+    """Return the class of a term: a trained fused head is rebuilt from it, without the term's options."""
     found: type[Objective] = class_of(__name__, name, "Term", f"method.terms.{name}")
     return found

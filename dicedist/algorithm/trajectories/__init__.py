@@ -77,6 +77,7 @@ class Kind:
     moments: Sequence[float] = ()
     restart: float | None = None  # the epoch at which the optimiser begins anew
     tunes: bool = False  # whether it needs held-out images
+    plain_sgd: bool = False  # whether its noise is derived for SGD without momentum
 
     def __init__(self, samples: int, learning_rate: Knots = ()):
         if samples < 1:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import update_bn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.schedules import Knots
-from dicedist.algorithm.trajectories import Collector, Kind, Surroundings, TrainingSet, device_of
+from dicedist.algorithm.trajectories import Collector, Images, Kind, Surroundings, TrainingSet, device_of
 
 SMALLEST = 1e-30  # variance
 
@@ -79,6 +79,25 @@ class Moments(Collector):
                 weights = self.draw(one).to(device_of(member)).split([p.numel() for p in sample.parameters()])
                 for parameter, value in zip(sample.parameters(), weights, strict=True):
                     parameter.copy_(value.view(parameter.shape))
-                update_bn(data.augmented(), sample)
+                renew_statistics(sample, data.augmented)
             found.append(sample)
         return found
+
+
+def renew_statistics(member: Member, images: Images) -> None:
+    """Compute the statistics of batch norms again: the mean over batches, each weighted by its size.
+
+    torch's update_bn weighs batches equally, so the inputs of a smaller last one would count for more.
+    """
+    norms = [module for module in member.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+    seen = 0
+    for images_BCHW in images() if norms else ():
+        seen += len(images_BCHW)
+        for norm in norms:
+            norm.momentum = len(images_BCHW) / seen
+        member(images_BCHW)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum

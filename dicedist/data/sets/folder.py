@@ -1,8 +1,11 @@
-"""A user's own images in root/train/<class>/ and root/test/<class>/, or in a list of path, label and split.
+"""A user's own images in root/train/<class>/ and root/test/<class>/, in root/<class>/, or in a list.
+
+A list has the columns path, label and split. Images in root/<class>/ are split by data.test_fraction.
 
 data=folder decodes them once and keeps them at one size; data=files only lists them, and decodes them on the fly.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +22,20 @@ from dicedist.data import uses_dali
 from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.images import Fit, decode_file, moments
 from dicedist.data.prepared import NewArray, Prepared, prepare
-from dicedist.data.reading import SPLITS, shown
-from dicedist.data.sets.vectors import columns_of
+from dicedist.data.reading import SPLITS, for_test, shown
+from dicedist.data.sets.vectors import columns_of, refuse_missing, words_in
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root"
+LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root, or <class>/*.jpg alone"
 DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
 LISTS = (".csv", ".parquet")
 Found = list[tuple[Path, int]]  # path in the folder, label
 
 
 def prepare_folder(config: DataConfig, root: Path) -> Prepared:
-    class_names, files = from_folder(root)
+    class_names, files = from_folder(root, config)
     decoder = "dali" if uses_dali(config) else "pil"  # their pixels differ by a few levels of 255
 
     def build(new_array: NewArray) -> dict[str, Any]:
@@ -49,11 +52,11 @@ def prepare_folder(config: DataConfig, root: Path) -> Prepared:
         return about
 
     every = [root / path for found in files.values() for path, _ in found]
-    return prepare("folder", root, every, build, config.size, decoder)
+    return prepare("folder", root, every, build, config.size, decoder, *division(root, config))
 
 
 def prepare_files(config: DataConfig, root: Path) -> Prepared:
-    class_names, found = from_list(root, config) if root.is_file() else from_folder(root)
+    class_names, found = from_list(root, config) if root.is_file() else from_folder(root, config)
     folder = root if root.is_dir() else root.parent
 
     def build(new_array: NewArray) -> dict[str, Any]:
@@ -66,18 +69,25 @@ def prepare_files(config: DataConfig, root: Path) -> Prepared:
         return {**index(listings, class_names, config, new_array), "kind": "files", "folder": str(folder)}
 
     every = [folder / path for images in found.values() for path, _ in images]
-    return prepare("files", folder, every, build, root.name, config.size, config.label_column)
+    listed = hashlib.sha256(root.read_bytes()).hexdigest() if root.is_file() else None
+    settings = (root.name, listed, config.size, config.label_column, *division(root, config))
+    return prepare("files", folder, every, build, *settings)
 
 
 def files_in(folder: Path, paths_R: Any) -> Files:
-    return Files(lambda row: paths_R[row].decode(), lambda row: (folder / paths_R[row].decode()).read_bytes())
+    return Files(lambda row: text_of(paths_R[row]), lambda row: (folder / text_of(paths_R[row])).read_bytes())
 
 
 def put_texts(new_array: NewArray, name: str, texts: Sequence[object]) -> Any:
-    encoded = [str(text).encode() for text in texts]
+    encoded = [str(text).encode(errors="surrogateescape") for text in texts]
     array = new_array(name, (len(encoded),), np.dtype(f"S{max(map(len, encoded))}"))
     array[:] = encoded
     return array
+
+
+def text_of(encoded: bytes) -> str:
+    """Undo the encoding of `put_texts`; a file's name need not be UTF-8."""
+    return encoded.decode(errors="surrogateescape")
 
 
 def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
@@ -85,8 +95,39 @@ def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
     return open_listed(prepared, split, config, folder, files_in(folder, prepared.array(f"{split}_paths")))
 
 
-def from_folder(root: Path) -> tuple[list[str], dict[str, Found]]:
+def is_flat(root: Path) -> bool:
+    """Return whether a folder holds folders of classes without train/ and test/ around them."""
+    return root.is_dir() and not any((root / split).is_dir() for split in SPLITS)
+
+
+def division(root: Path, config: DataConfig) -> tuple[object, ...]:
+    """Return the settings that decide which images of a flat folder are for the test; none for other data."""
+    return (config.test_fraction, config.split_seed) if is_flat(root) else ()
+
+
+def from_folder(root: Path, config: DataConfig) -> tuple[list[str], dict[str, Found]]:
     """Return the names of the classes, and the images of each split."""
+    if not is_flat(root):
+        return from_splits(root)
+    names, found = scan(root)
+    is_test_N = for_test(np.array([label for _, label in found]), config)
+    files = {
+        split: [image for image, is_test in zip(found, is_test_N, strict=True) if is_test == (split == "test")]
+        for split in SPLITS
+    }
+    for label, name in enumerate(names):
+        counts = {split: sum(y == label for _, y in images) for split, images in files.items()}
+        if not all(counts.values()):
+            raise ValueError(
+                f"{root / name} holds {sum(counts.values())} images, of which data.test_fraction="
+                f"{config.test_fraction:g} leaves {counts['train']} to train on and {counts['test']} to test on: "
+                "add images, or write another fraction"
+            )
+    return names, files
+
+
+def from_splits(root: Path) -> tuple[list[str], dict[str, Found]]:
+    """Read the layout with train/ and test/."""
     files, names = {}, {}
     for split in SPLITS:
         names[split], found = scan(root / split)
@@ -105,7 +146,8 @@ def from_list(file: Path, config: DataConfig) -> tuple[list[str], dict[str, Foun
     columns = columns_of(file)
     if lacking := [name for name in ("path", config.label_column, "split") if name not in columns]:
         raise ValueError(f"{file} has no column {lacking[0]}: write path, {config.label_column} and split in it")
-    labels = [str(label) for label in columns[config.label_column]]
+    labels = words_in(columns[config.label_column])
+    refuse_missing(labels, file)
     names = sorted(set(labels), key=int if all(map(str.isdigit, labels)) else str)
     if len(names) < 2:
         raise ValueError(f"{file} names {len(names)} classes, two are the least")

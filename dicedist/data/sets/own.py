@@ -1,7 +1,7 @@
 """A map-style dataset of the user's own class: data._target_ names it, and it is called once for each split.
 
     class Leaves(torch.utils.data.Dataset):
-        def __init__(self, split, root): ...              split is "train" or "test", root is data.root
+        def __init__(self, split, root): ...              split is "train", "test", or "val" with data.split=given
         def __len__(self): ...
         def __getitem__(self, index): return image, 3     a PIL image, uint8 [H, W, 3], or a vector of floats; the class
         class_names = ["elm", "oak", ...]                 if they have names
@@ -12,8 +12,7 @@ The order, the crops and the flips are dicedist's own, so its items must not be 
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from PIL import Image
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
+from dicedist.config.targets import resolve
 from dicedist.console.lines import printable
 from dicedist.data import images
 from dicedist.data.prepared import Prepared
 from dicedist.data.reading import MEASURED, SPLITS, reason, shown
 from dicedist.data.sets import vectors
 
-WANTED = "a PIL image, uint8 [H, W, 3] or a vector of floats, and its class, a whole number from 0"
+WANTED = "a PIL image, uint8 [H, W, 3], float [3, H, W] in 0..1, or a vector of floats; and its class, from 0"
 
 
 class Items:
@@ -66,6 +66,10 @@ class Items:
         if isinstance(value, Image.Image):
             return np.array(images.shrink_and_crop(images.as_rgb(value), self.size))
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+        if array.dtype.kind == "f" and array.ndim == 3 and array.shape[0] == 3:  # as torchvision's ToTensor returns
+            if not (array >= 0).all() or not (array <= 1).all():
+                raise ValueError(f"{self.name}[{row}] holds values outside 0..1: return images before normalization")
+            array = np.round(array * 255).astype(np.uint8).transpose(1, 2, 0)
         if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
             return np.array(images.shrink_and_crop(Image.fromarray(array), self.size))
         if array.dtype.kind == "f" and array.ndim == 1 and array.size:
@@ -81,7 +85,7 @@ def is_whole(label: Any) -> bool:
 
 def prepare_own(config: DataConfig, root: Path) -> Prepared:
     """Digest a sample of the items, and keep nothing on the disk: nobody knows when the user's data changes."""
-    splits = {split: items_of(config, split) for split in SPLITS}
+    splits = {split: items_of(config, split) for split in (*SPLITS, *(("val",) if config.split == "given" else ()))}
     labels = {split: labels_of(items) for split, items in splits.items()}
     train = splits["train"]
     rows = range(0, len(labels["train"]), -(-len(labels["train"]) // MEASURED))
@@ -93,27 +97,25 @@ def prepare_own(config: DataConfig, root: Path) -> Prepared:
     is_vectors = values.ndim == 2
     mean, std = vectors.moments(values) if is_vectors else images.moments([values])
     digest = hashlib.blake2b(values.tobytes(), digest_size=16)
-    for split in SPLITS:
-        digest.update(labels[split].tobytes())
+    for found in labels.values():
+        digest.update(found.tobytes())
     largest = max(int(found.max()) for found in labels.values())
-    names = list(getattr(train.dataset, "class_names", None) or map(str, range(largest + 1)))
-    about = {"kind": "own", "inputs": "vectors" if is_vectors else "images", "class_names": names}
+    names = class_names_of(train.dataset) or [str(number) for number in range(largest + 1)]
+    about: dict[str, Any] = {"kind": "own", "inputs": "vectors" if is_vectors else "images", "class_names": names}
     about |= {"mean": mean, "std": std, "digest": digest.hexdigest()}
     return Prepared(about, None, {f"{split}_labels": found for split, found in labels.items()})
 
 
 def items_of(config: DataConfig, split: str) -> Items:
     assert config._target_ is not None, "refused with the config"
-    if not config.trusted:
-        raise ValueError(f"data._target_={config._target_} runs its code: add data.trusted=true if you trust it")
-    return made(config._target_, split, config.root, config.size)
+    dataset_class = resolve("data", config._target_, config.trusted)
+    return made(dataset_class, config._target_, split, config.root, config.size)
 
 
-@functools.cache
-def made(target: str, split: str, root: str | None, size: int) -> Items:
-    module, _, attribute = target.rpartition(".")
+@functools.lru_cache(maxsize=8)
+def made(dataset_class: Callable[..., Any], target: str, split: str, root: str | None, size: int) -> Items:
     try:
-        dataset = getattr(import_module(module), attribute)(split, root)
+        dataset = dataset_class(split, root)
     except Exception as error:  # the user's code raises anything
         what = f"{type(error).__name__}: {reason(error)}"
         raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {what}") from error
@@ -123,7 +125,7 @@ def made(target: str, split: str, root: str | None, size: int) -> Items:
 
 
 def labels_of(items: Items) -> NDArray[np.int64]:
-    known = getattr(items.dataset, "labels", None)
+    known = listed_classes(items.dataset)
     if known is not None:
         labels_N = np.asarray(known)
         if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu":
@@ -132,6 +134,18 @@ def labels_of(items: Items) -> NDArray[np.int64]:
         return labels_N.astype(np.int64)
     rows = shown(range(len(items.dataset)), len(items.dataset), f"labels of {items.name}")
     return np.array([items.item(row)[1] for row in rows], np.int64)
+
+
+def listed_classes(dataset: Any) -> Any:
+    """Return the classes that a dataset lists, as torchvision's do; None if items must be read for them."""
+    found = getattr(dataset, "labels", None)
+    return getattr(dataset, "targets", None) if found is None else found
+
+
+def class_names_of(dataset: Any) -> list[str] | None:
+    found = getattr(dataset, "class_names", None)
+    found = getattr(dataset, "classes", None) if found is None else found
+    return None if found is None else [str(name) for name in found]
 
 
 SETS = {"own": prepare_own}

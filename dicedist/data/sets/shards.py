@@ -20,7 +20,7 @@ from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.prepared import NewArray, Prepared, home, one_process, prepare
 from dicedist.data.reading import SPLITS
 from dicedist.data.remote import copy_remote
-from dicedist.data.sets.folder import SUFFIXES, put_texts
+from dicedist.data.sets.folder import SUFFIXES, put_texts, text_of
 from dicedist.data.sets.vectors import counted
 
 CLASSES, SHARDS = "classes.txt", "shards.txt"  # names of classes, one a line; names of shards, where none can be listed
@@ -55,7 +55,7 @@ def prepare_shards(config: DataConfig, root: Path) -> Prepared:
 
 def files_in(shards: list[Path], keys_R: Any, shard_R: Any, offset_R: Any, bytes_R: Any) -> Files:
     return Files(
-        lambda row: f"{shards[shard_R[row]].name}/{keys_R[row].decode()}",
+        lambda row: f"{shards[shard_R[row]].name}/{text_of(keys_R[row])}",
         lambda row: read_at(shards[shard_R[row]], offset_R[row], bytes_R[row]),
     )
 
@@ -129,7 +129,7 @@ def class_names(folder: Path, labels: list[int]) -> list[str]:
     file = folder / CLASSES
     if not file.exists():
         return counted(labels, folder, f"their names into {CLASSES}")
-    names = file.read_text().splitlines()
+    names = file.read_text("utf-8").splitlines()
     if max(labels) >= len(names):
         raise ValueError(f"{file} names {len(names)} classes, and the shards have the label {max(labels)}")
     return names

@@ -6,20 +6,18 @@ Legend: N rows, V values of a row.
 import contextlib
 import csv
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
-from dicedist.console.lines import printable
+from dicedist.console.lines import plural, printable
 from dicedist.data.prepared import NewArray, Prepared, prepare
-from dicedist.data.reading import SPLITS, reason
+from dicedist.data.reading import SPLITS, for_test, reason
 
 SUFFIXES = (".npz", ".safetensors", ".csv", ".parquet")
 LAYOUT = f"write data.root=FILE, or a FOLDER that holds train and test ({', '.join(SUFFIXES)})"
@@ -28,6 +26,8 @@ CARRIED = {  # in scikit-learn's own folder: the file, its head, and its classes
     "wine": ("wine_data.csv", 1, ["class_0", "class_1", "class_2"]),
     "breast_cancer": ("breast_cancer.csv", 1, ["malignant", "benign"]),
 }
+MISSING = ("", "nan", "null")  # words that a table has in place of a label
+NAMED = 5  # rows in a message
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Rows = dict[str, tuple[Floats, Labels]]  # of each split
@@ -40,10 +40,12 @@ class Table(NamedTuple):
     labels: Sequence[int] | Sequence[str] | None
     split: Sequence[str] | None  # of each row: train or test
     class_names: list[str] | None
+    columns: list[str] | None = None  # the names of the values; None: the file names none
 
 
 def prepare_vectors(config: DataConfig, root: Path) -> Prepared:
-    return prepare_tables(config, files_in(root), lambda file: read_table(file, config.label_column), root.name)
+    read = lambda file, columns: read_table(file, config.label_column, columns)  # noqa: E731
+    return prepare_tables(config, files_in(root), read, root.name)
 
 
 def prepare_carried(config: DataConfig, root: Path) -> Prepared:
@@ -53,7 +55,7 @@ def prepare_carried(config: DataConfig, root: Path) -> Prepared:
         raise ValueError(f"data={config.name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
     name, head, class_names = CARRIED[config.name]
 
-    def read(file: Path) -> Table:
+    def read(file: Path, columns: Sequence[str] | None) -> Table:
         rows_NV = np.loadtxt(file, delimiter=",", skiprows=head, dtype=np.float64)
         return Table(rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64).tolist(), None, class_names)
 
@@ -61,10 +63,14 @@ def prepare_carried(config: DataConfig, root: Path) -> Prepared:
 
 
 def prepare_tables(
-    config: DataConfig, files: dict[str, Path], read: Callable[[Path], Table], *settings: object
+    config: DataConfig,
+    files: dict[str, Path],
+    read: Callable[[Path, Sequence[str] | None], Table],
+    *settings: object,
 ) -> Prepared:
     def build(new_array: NewArray) -> dict[str, Any]:
-        tables = {name: read(file) for name, file in files.items()}
+        train = read(files["train"], None)
+        tables = {name: train if name == "train" else read(file, train.columns) for name, file in files.items()}
         names = classes(tables["train"], files["train"])
         rows = {name: (table.vectors_NV, numbered(table, names, files[name])) for name, table in tables.items()}
         if len(files) == 1:
@@ -77,9 +83,9 @@ def prepare_tables(
             new_array(f"{name}_vectors", vectors_NV.shape, np.float32)[:] = vectors_NV
             new_array(f"{name}_labels", labels_N.shape, np.int64)[:] = labels_N
         mean, std = moments(rows["train"][0])
-        return {"kind": "vectors", "class_names": names, "mean": mean, "std": std}
+        return {"kind": "vectors", "class_names": names, "mean": mean, "std": std, "columns": train.columns}
 
-    settings = (*settings, config.label_column, config.test_fraction, config.split_seed)
+    settings = (*settings, "columns by name", config.label_column, config.test_fraction, config.split_seed)
     return prepare(config.name, files["train"].parent, files.values(), build, *settings)
 
 
@@ -98,11 +104,14 @@ def files_in(root: Path) -> dict[str, Path]:
     return files
 
 
-def read_table(path: Path, label_column: str = "label") -> Table:
-    """ValueError of one line if the file is not what its ending says, or a value is not a finite number."""
+def read_table(path: Path, label_column: str = "label", columns: Sequence[str] | None = None) -> Table:
+    """ValueError of one line if the file is not what its ending says, or a value is not a finite number.
+
+    columns: the names of the values in their order, which a table must have; arrays have no names.
+    """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: vectors are read from {', '.join(SUFFIXES)}")
-    table = read_arrays(path) if path.suffix in (".npz", ".safetensors") else read_columns(path, label_column)
+    table = read_arrays(path) if path.suffix in (".npz", ".safetensors") else read_columns(path, label_column, columns)
     vectors_NV = table.vectors_NV
     if vectors_NV.ndim != 2 or not vectors_NV.size:
         raise ValueError(f"{path}: x has the shape {list(vectors_NV.shape)}, write vectors [N, V]")
@@ -151,19 +160,60 @@ def numbers_of(file: Any, name: str) -> NDArray[Any]:
         raise
 
 
-def read_columns(path: Path, label_column: str) -> Table:
+def read_columns(path: Path, label_column: str, wanted: Sequence[str] | None) -> Table:
     """Read a column of labels, perhaps one called split, and numbers."""
     columns = columns_of(path)
-    labels, split = ([str(word) for word in columns.pop(name, ())] for name in (label_column, "split"))
-    for name, values in columns.items():
-        try:
-            columns[name] = np.asarray(values, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}: column {printable(name)} holds no numbers ({error}): remove it, or write it as numbers"
-            ) from error
+    labels, split = (words_in(columns.pop(name, ())) for name in (label_column, "split"))
+    columns = columns if wanted is None else ordered(columns, wanted, path)
+    columns = {name: numbers_in(values, name, path) for name, values in columns.items()}
     vectors_NV = np.stack(list(columns.values()), 1) if columns else np.empty((0, 0), np.float32)
-    return Table(vectors_NV, labels or None, split or None, None)
+    return Table(vectors_NV, labels or None, split or None, None, list(columns))
+
+
+def numbers_in(values: Sequence[Any], name: str, path: Path) -> Floats:
+    """Return a column as numbers; ValueError that names the rows without one, or the column if no row has one."""
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        wrong = [row for row, value in enumerate(values) if not is_number(value)]
+        column = f"{path}: column {printable(name)}"
+        if len(wrong) == len(values):
+            raise ValueError(f"{column} holds no numbers ({error}): remove it, or write it as numbers") from error
+        raise ValueError(f"{column} has no number in {listed(wrong)}: fill or remove them") from error
+
+
+def is_number(value: Any) -> bool:
+    try:
+        np.float32(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def listed(rows: Sequence[int]) -> str:
+    """Return the number of rows, and the first of them, counted from 0."""
+    more = f" and {len(rows) - NAMED} more" * (len(rows) > NAMED)
+    return f"{plural(len(rows), 'row')} ({', '.join(map(str, rows[:NAMED]))}{more})"
+
+
+def ordered(columns: dict[str, Any], wanted: Sequence[str], path: Path) -> dict[str, Any]:
+    """Return the columns in the order of the training data; ValueError if they are not the same."""
+    if lacking := [name for name in wanted if name not in columns]:
+        raise ValueError(f"{path} lacks the column {printable(lacking[0])}, which the training data have: add it")
+    if more := [name for name in columns if name not in wanted]:
+        raise ValueError(f"{path} has the column {printable(more[0])}, which the training data lack: remove it")
+    return {name: columns[name] for name in wanted}
+
+
+def words_in(values: Iterable[Any]) -> list[str]:
+    """Return the words of a column; nothing for Parquet's null and NaN."""
+    return ["" if value is None or value != value else str(value) for value in values]
+
+
+def refuse_missing(labels: Sequence[Any], path: Path) -> None:
+    missing = [row for row, label in enumerate(labels) if str(label).strip().lower() in MISSING]
+    if missing:
+        raise ValueError(f"{path}: no label in {listed(missing)}: fill or remove them")
 
 
 def columns_of(path: Path) -> dict[str, Any]:
@@ -200,6 +250,7 @@ def classes(table: Table, file: Path) -> list[str]:
 def labels_of(table: Table, file: Path) -> Sequence[Any]:
     if table.labels is None:
         raise ValueError(f"{file} has no labels: write y in it, or data.label_column=COLUMN of a table")
+    refuse_missing(table.labels, file)
     return table.labels
 
 
@@ -233,11 +284,7 @@ def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, c
             raise ValueError(f"{file}: the column split holds {printable(strangers[0])!r}, write train or test")
         is_test_N = np.array(split) == "test"
     else:
-        is_test_N = np.zeros(len(labels_N), bool)
-        order_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "test")).numpy()
-        for label in range(labels_N.max() + 1):
-            of_class = order_N[labels_N[order_N] == label]
-            is_test_N[of_class[: round(config.test_fraction * len(of_class))]] = True
+        is_test_N = for_test(labels_N, config)
     if is_test_N.all() or not is_test_N.any():
         found = f"{is_test_N.sum():,} of {len(labels_N):,} rows"
         raise ValueError(f"{file}: {found} are for the test; some must be, not all")

@@ -7,30 +7,42 @@ from typing import Any
 import numpy as np
 import torch
 
+from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.formats import export, images_to_check
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
+from dicedist.tracking.mlflow.registry import described_inputs
 
 SERVING = Path(__file__).with_name("serving.py")
 
 
 def packed(run: Run, images: str | None, path: Path, trusted: bool) -> dict[str, Any]:
-    """Export the ensemble of a run's last checkpoint. Return what MLflow needs to log it."""
+    """Export the ensemble of a run's last checkpoint. Return what MLflow needs to log it.
+
+    Only a model of vectors has inputs in its signature: MLflow would refuse the base64 text of images otherwise.
+    """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     ensemble = load_ensemble(run, images=images or "uint8", trusted=trusted)
-    example, _ = images_to_check(run, ensemble.about)
+    about = ensemble.about
+    example, _ = images_to_check(run, about)
     export(ensemble, path, "pt2", example)
     answers = {name: value.numpy() for name, value in ensemble(example).items()}
     outputs = [TensorSpec(value.dtype, (-1, *value.shape[1:]), name) for name, value in answers.items()]
+    taken = TensorSpec(example.numpy().dtype, (-1, *example.shape[1:]))
+    needed = {"torch": torch.__version__.partition("+")[0], "mlflow": version("mlflow"), "pillow": version("pillow")}
     return {
         "artifacts": {"ensemble": str(path)},
         "signature": ModelSignature(
-            Schema([TensorSpec(example.numpy().dtype, (-1, *example.shape[1:]))]),
+            Schema([taken]) if about.images == VECTORS else None,
             Schema([TensorSpec(np.dtype("str"), (-1,), "class"), *outputs]),
         ),
         "input_example": example[:2].numpy(),
-        "metadata": {"class_names": ensemble.about.class_names, "calibration": ensemble.about.calibration},
-        "pip_requirements": [f"torch=={torch.__version__.partition('+')[0]}", f"mlflow=={version('mlflow')}"],
+        "metadata": {
+            "inputs": described_inputs(taken.type, taken.shape),
+            "class_names": about.class_names,
+            "calibration": about.calibration,
+        },
+        "pip_requirements": [f"{name}=={release}" for name, release in needed.items()],
     }

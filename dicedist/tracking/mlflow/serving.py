@@ -1,6 +1,13 @@
-"""The ensemble as MLflow serves it: MLflow stores this file with the model and runs it, without dicedist or pickle."""
+"""The ensemble as MLflow serves it: MLflow stores this file with the model and runs it, without dicedist or pickle.
 
+Images arrive as arrays, or as the base64 text of JPEG or PNG files. MLFLOW_DEFAULT_PREDICTION_DEVICE names the device;
+without it a GPU is used if there is one.
+"""
+
+import base64
+import io
 import json
+import os
 from typing import Any
 
 import mlflow
@@ -8,42 +15,85 @@ import numpy as np
 import torch
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel, PythonModelContext
+from PIL import Image, ImageOps
+from torch.export.passes import move_to_device_pass
+
+FORMATS = ("JPEG", "PNG")
 
 
 class ServedEnsemble(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         about = {"about": ""}
-        self.program = torch.export.load(context.artifacts["ensemble"], extra_files=about).module()
+        program = torch.export.load(context.artifacts["ensemble"], extra_files=about)
+        usual = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(os.environ.get("MLFLOW_DEFAULT_PREDICTION_DEVICE") or usual)
+        self.program = move_to_device_pass(program, self.device).module()
         self.about = json.loads(about["about"])
         self.class_names = np.array(self.about["class_names"])
 
     def predict(
         self, context: PythonModelContext, model_input: np.ndarray, params: Any = None
     ) -> dict[str, np.ndarray]:
-        self.refuse_unfit(model_input)
+        given = np.asarray(model_input)
+        inputs = self.decoded(given) if given.dtype.kind == "U" else self.taken(given)
         with torch.inference_mode():
-            answers = self.program(torch.from_numpy(np.ascontiguousarray(model_input)))
-        arrays = {name: value.numpy() for name, value in answers.items()}
+            answers = self.program(torch.from_numpy(np.ascontiguousarray(inputs)).to(self.device))
+        arrays = {name: value.cpu().numpy() for name, value in answers.items()}
         return {"class": self.class_names[arrays["label"]], **arrays}
 
-    def refuse_unfit(self, images: np.ndarray) -> None:
+    def taken(self, given: np.ndarray) -> np.ndarray:
+        """Arrays of the type that the program takes. JSON has no types, so whole numbers may be of any."""
+        refuse(given.dtype.kind not in "iufb", f"inputs are {given.dtype}, and this model takes numbers")
+        self.refuse_unfit(given)
+        return given.astype(np.uint8 if self.about["images"] == "uint8" else np.float32)
+
+    def decoded(self, texts: np.ndarray) -> np.ndarray:
+        """Images of base64 text, brought to size as training did it: the short side is scaled, the middle is taken."""
+        refuse(self.about["images"] == "vectors", "inputs are text, and this model takes vectors")
+        refuse(texts.ndim != 1 or not len(texts), f"text has shape {list(texts.shape)}: give a list of base64 images")
+        images_NHWC = np.stack([decoded_image(str(text), self.about["size"]) for text in texts])
+        if self.about["images"] == "uint8":
+            return images_NHWC
+        return (images_NHWC.transpose(0, 3, 1, 2) / 255).astype(np.float32)
+
+    def refuse_unfit(self, given: np.ndarray) -> None:
         """Inputs of another size or range would be answered, and wrongly; MLflow turns this into a 400."""
-        size, is_uint8 = self.about["size"], self.about["images"] == "uint8"
-        shape = (size, size, 3) if is_uint8 else (3, size, size)
-        reason, width = None, len(self.about["mean"])
-        if self.about["images"] == "vectors":
-            if images.ndim != 2 or images.shape[1] != width or not len(images):
-                reason = f"vectors have shape {list(images.shape)}, and this model takes [N, {width}]"
-            elif not np.isfinite(images).all():
-                reason = "a value is not a finite number"
-        elif images.ndim != 4 or images.shape[1:] != shape or not len(images):
-            reason = f"images have shape {list(images.shape)}, and this model takes [N, {', '.join(map(str, shape))}]"
-        elif is_uint8 and images.max() <= 1:  # MLflow has cut floats to whole numbers by now
-            reason = f"the brightest pixel is {images.max()} of 255: this model takes uint8 images, not floats in 0..1"
-        elif not is_uint8 and not (images.min() >= 0 and images.max() <= 1):
-            reason = f"pixels lie in {images.min():.3g}..{images.max():.3g}: this model takes floats in 0..1"
-        if reason:
-            raise MlflowException.invalid_parameter_value(reason)
+        size, kind, width = self.about["size"], self.about["images"], len(self.about["mean"])
+        shape = {"uint8": (size, size, 3), "float": (3, size, size), "vectors": (width,)}[kind]
+        noun, wanted = "vectors" if kind == "vectors" else "images", ", ".join(map(str, shape))
+        unfit = given.shape[1:] != shape or not len(given)
+        refuse(unfit, f"{noun} have shape {list(given.shape)}, and this model takes [N, {wanted}]")
+        low, high = given.min(), given.max()
+        found = f"pixels lie in {low:.3g}..{high:.3g}"
+        if kind == "vectors":
+            refuse(not np.isfinite(given).all(), "a value is not a finite number")
+        elif kind == "float":
+            refuse(not (low >= 0 and high <= 1), f"{found}: this model takes floats in 0..1")
+        else:
+            whole = given.dtype.kind in "iu" or bool((given == np.floor(given)).all())
+            fits = whole and low >= 0 and 1 < high <= 255
+            refuse(not fits, f"{found}: this model takes uint8 images, not floats in 0..1")
+
+
+def decoded_image(text: str, size: int) -> np.ndarray:
+    """uint8 [size, size, 3] of a JPEG or PNG as base64 text, which may begin with data:image/png;base64,"""
+    try:
+        file = io.BytesIO(base64.b64decode(text.rpartition(",")[2], validate=True))
+        image: Image.Image = ImageOps.exif_transpose(Image.open(file, formats=FORMATS))
+        if image.mode.startswith("I;16"):  # convert() would clip the 16 bits to 8 instead of scaling them
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert("RGB")
+        width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
+        left, top = ((side - size + 1) // 2 for side in (width, height))
+        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(resized.crop((left, top, left + size, top + size)))
+    except Exception as error:  # a damaged file makes PIL raise anything
+        raise MlflowException.invalid_parameter_value(f"not a JPEG or PNG image as base64 text: {error}") from error
+
+
+def refuse(wrong: bool, reason: str) -> None:
+    if wrong:
+        raise MlflowException.invalid_parameter_value(reason)
 
 
 mlflow.models.set_model(ServedEnsemble())

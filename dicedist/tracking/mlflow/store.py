@@ -2,14 +2,15 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from dicedist.runs.files import read_json
 from dicedist.runs.lock import locked
 from dicedist.runs.run import Run
+from dicedist.tracking.state import read_or_nothing
 
+LONGEST_NAME = 100  # characters of a folder
 DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
@@ -20,7 +21,7 @@ def chosen_store(wanted: str | None) -> str:
 
 def refuse_another_store(run: Run, uri: str) -> None:
     """Raise ValueError if the run was sent to another store before, unless the user names this one."""
-    before, shown = read_or_nothing(run.mirror_file).get("uri"), without_password(uri)
+    before, shown = read_or_nothing(run.mirror_file("mlflow")).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
             f"the records of {run} were sent to {before}, and this would send them to {shown}: "
@@ -43,8 +44,8 @@ def folder_of(uri: str) -> Path | None:
 def files_of(uri: str, experiment: str) -> str | None:
     """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
     decides."""
-    folder = folder_of(uri)
-    return (folder / "mlruns" / experiment).as_uri() if folder else None
+    folder, name = folder_of(uri), re.sub(r"[^\w -]", "_", experiment)[:LONGEST_NAME]
+    return (folder / "mlruns" / (name or "_")).as_uri() if folder else None
 
 
 def alone(uri: str) -> contextlib.AbstractContextManager[None]:
@@ -57,11 +58,3 @@ def without_password(uri: str) -> str:
     """Return the address as messages and files may show it."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
-
-
-def read_or_nothing(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file; none of a missing or damaged one."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        return {}

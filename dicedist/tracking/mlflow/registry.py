@@ -1,0 +1,75 @@
+"""The model registry: which name a model gets, and which of its versions is the champion."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dicedist.config import names
+from dicedist.console.lines import say, warn
+from dicedist.runs.run import Run
+
+CHAMPION = "champion"
+UNFIT = re.compile(r"[/:.%\"']")  # in the name of a logged model
+NLL, DATA = "dicedist.validation_nll", "dicedist.data_digest"  # tags of a version
+
+
+def logged_name(run: str) -> str:
+    """Return the name of a run as the name of a logged model."""
+    return UNFIT.sub("-", run)
+
+
+def name_to_register(client: Any, name: str | None, about: Mapping[str, Any]) -> str | None:
+    """Return the name, or None with a warning if its last version takes other inputs or gives other outputs.
+
+    Users of the latest version would suddenly have to send other images.
+    """
+    import mlflow
+
+    versions = client.search_model_versions(f"name = '{name}'") if name else []
+    if not versions:
+        return name
+    last = max(versions, key=lambda version: int(version.version))
+    known = mlflow.models.get_model_info(f"models:/{name}/{last.version}")
+    lacking = [output for output in known.signature.outputs or () if output not in about["signature"].outputs]
+    if inputs_of(known.metadata, known.signature) == about["metadata"]["inputs"] and not lacking:
+        return name
+    warn(
+        f"tracking.register={name}: version {last.version} of that model has another signature (images or classes), "
+        f"so the ensemble was logged but not registered; register it under another name from MLflow's page of this run"
+    )
+    return None
+
+
+def inputs_of(metadata: Mapping[str, Any] | None, signature: Any) -> str:
+    """Return the inputs of a version in words. Versions of earlier releases have them in their signature only."""
+    if metadata and "inputs" in metadata:
+        return str(metadata["inputs"])
+    (tensor,) = signature.inputs.inputs
+    return described_inputs(tensor.type, tensor.shape)
+
+
+def described_inputs(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype} [N, {', '.join(map(str, shape[1:]))}]"
+
+
+def crown(client: Any, name: str, version: Any, run: Run, digest: str) -> None:
+    """Give the alias to the version if none has it, or if its validation NLL is lower on the same data.
+
+    Only runs with the same data and the same held-out inputs are compared.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = run.last_validation(names.record(names.ENSEMBLE, "nll"))
+    client.set_model_version_tag(name, str(version), DATA, digest)
+    if found is not None:
+        client.set_model_version_tag(name, str(version), NLL, repr(found))
+    try:
+        reigning = client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException:
+        reigning = None
+    if reigning is not None:
+        before = reigning.tags.get(NLL)
+        if found is None or before is None or reigning.tags.get(DATA) != digest or found >= float(before):
+            say(f"{name}@{CHAMPION} is still version {reigning.version}, not version {version} of this run")
+            return
+    client.set_registered_model_alias(name, CHAMPION, str(version))

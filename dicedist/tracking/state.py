@@ -1,0 +1,35 @@
+"""The state of a tracker: how much of a run it has received, kept in the run's folder."""
+
+from pathlib import Path
+from typing import Any
+
+from dicedist.runs.files import read_json, replace_json
+
+
+class State:
+    """Values that survive the mirror's process. A missing or damaged file counts as an empty one.
+
+    run_id      the run in the tracker
+    received    file of records -> lines that the tracker has
+    marks       file of records -> digest of those lines
+    sent        task -> what it was done for
+    """
+
+    def __init__(self, path: Path, **more: Any):
+        first: dict[str, Any] = {"run_id": None, "received": {}, "marks": {}, "sent": {}}
+        self.path, self.values = path, first | more | read_or_nothing(path)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def keep(self, **changes: Any) -> None:
+        self.values |= changes
+        replace_json(self.path, self.values)
+
+
+def read_or_nothing(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file; none of a missing or damaged one."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,22 @@
+"""The pages for people who bring their own objects run as they stand, and print what they show."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import CHECKOUT
+
+PAGES = ("your-networks", "your-dataset", "your-method")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page, tmp_path):
+    text = (CHECKOUT / "docs" / "tutorials" / f"{page}.md").read_text()
+    code, printed = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL).groups()
+    (tmp_path / "example.py").write_text(code)
+    ended = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    for line in printed.splitlines():
+        assert re.sub(r"[\d.]+", "", line) in {re.sub(r"[\d.]+", "", found) for found in ended.stdout.splitlines()}

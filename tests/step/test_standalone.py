@@ -1,0 +1,112 @@
+"""Networks that were trained elsewhere: calibrated, evaluated, saved, exported and read back."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dicedist import Ensemble, Run, score
+from tests.support.own import Squares
+
+VAL, TEST = Squares(200, 1), Squares(200, 2)
+
+
+def network(seed=0):
+    """Reads the first color of an image, so that its answers are mostly right, and overconfident."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def trained(seed):
+    member = network(seed)
+    optimizer = torch.optim.Adam(member.parameters(), 0.05)
+    data = Squares(300, 3 + seed)
+    images, labels = torch.from_numpy(data.images), torch.tensor(data.targets)
+    labels = torch.where(torch.rand(300) < 0.2, torch.randint(3, (300,)), labels)  # some are wrong
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(4 * member(images), labels).backward()
+        optimizer.step()
+    return nn.Sequential(*member, Sharper())
+
+
+class Sharper(nn.Module):
+    def forward(self, logits):
+        return 4 * logits
+
+
+def build():
+    return nn.Sequential(*network(), Sharper())
+
+
+@pytest.fixture(scope="module")
+def members():
+    return [trained(seed) for seed in range(3)]
+
+
+@pytest.fixture
+def ensemble(members):
+    return Ensemble.from_members(members, Squares.classes, size=16)
+
+
+def test_calibrated_and_evaluated_as_a_run_is(ensemble, tmp_path):
+    assert ensemble.about.calibration is None
+    calibrated = ensemble.calibrate(VAL, alpha=0.2, risk=0.1)
+    assert calibrated is ensemble and ensemble.about.calibration["alpha"] == 0.2
+    assert ensemble.about.calibration["source"] == "validation" and ensemble.about.calibration["num_inputs"] == 200
+    outside = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), dtype=np.uint8)
+    found = ensemble.evaluate(TEST, ood={"noise": outside}, output=tmp_path / "mine")
+    answers = ensemble.predict(torch.from_numpy(TEST.images))
+    expected = score(answers.member_logits, TEST.targets, average="probabilities")
+    assert found["ensemble"]["accuracy"] == expected["ensemble"]["accuracy"]
+    assert found["ensemble"]["nll"] == pytest.approx(expected["ensemble"]["nll"], rel=1e-5)
+    in_sets = answers.label_set[torch.arange(200), torch.tensor(TEST.targets)].double().mean()
+    assert found["calibration"]["test"]["set_coverage"] == pytest.approx(in_sets.item())
+    assert found["calibration"]["temperature"] == ensemble.about.temperature
+    assert "noise" in found["ood"] and "accuracy" in str(found)
+    run = Run.open(tmp_path / "mine")
+    assert run.results["ensemble"] == found["ensemble"] and "Ind." in run.report().read_text()
+    assert "risk-against-coverage" in run.figures()
+    with pytest.raises(ValueError, match="holds a run already"):
+        ensemble.evaluate(TEST, output=tmp_path / "mine")
+
+
+def test_val_and_arrays_do_as_well(ensemble):
+    uint8 = (np.round(TEST.images * 255).astype(np.uint8).transpose(0, 2, 3, 1), np.array(TEST.targets))
+    given = ensemble.evaluate(uint8, val=VAL)
+    other = ensemble.evaluate(torch.utils.data.DataLoader(TEST, 7), val=VAL)
+    assert given.result == other.result and given["calibration"]["num_inputs"] == 200
+
+
+def test_saved_exported_and_read_back(ensemble, members, tmp_path):
+    ensemble.calibrate(VAL)
+    images = torch.from_numpy(TEST.images[:5])
+    expected = ensemble.predict(images)
+    with pytest.raises(ValueError, match="write save\\(path, model=make_network\\)"):
+        ensemble.save(tmp_path / "model.safetensors")
+    path = ensemble.save(tmp_path / "model.safetensors", model=build)
+    assert ensemble.about.target == "tests.step.test_standalone.build"
+    with pytest.raises(ValueError, match="network._target_=tests.step.test_standalone.build runs its code"):
+        Ensemble.load(path)
+    for loaded in (Ensemble.load(path, trusted=True), Ensemble.load(path, model=build)):
+        assert torch.equal(loaded.predict(images).probabilities, expected.probabilities)
+        assert torch.equal(loaded.predict(images).label_set, expected.label_set)
+    graph = Ensemble.load(ensemble.export(tmp_path / "model.pt2"))
+    torch.testing.assert_close(graph.predict(images).probabilities, expected.probabilities)
+    with pytest.raises(ValueError, match="ends in .pt2, .onnx, .safetensors"):
+        ensemble.export(tmp_path / "model.h5")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((np.zeros((0, 16, 16, 3), np.uint8), np.zeros(0, int)), "test has no items"),
+        ((np.zeros((4, 16, 16, 3), np.uint8), [0, 1, 2, 3]), "classes from 0 to 3, the ensemble 3"),
+        ((np.zeros((4, 16, 16, 3), np.uint8), [0.5] * 4), "classes|labels"),
+        (3, "test=int: give a Dataset"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(ensemble, given, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        ensemble.evaluate(given)
+    assert "\n" not in str(raised.value)
