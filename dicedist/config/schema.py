@@ -73,7 +73,7 @@ class DataConfig(Frozen):
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("when the files are not there", scope=Scope.NODE)
     pipeline: str = key(
-        "dali | torch | auto: DALI where images are decoded, torch where they are in memory; up to 1 GiB stay on a GPU",
+        "auto: DALI where images are decoded, torch where they are in memory, up to 1 GiB on the GPU | dali | torch",
         choices=("auto", "dali", "torch"),
     )
     split: str = key(
