@@ -2,27 +2,29 @@
 # dicedist with its CUDA libraries (pip's wheels carry them); the host needs the NVIDIA driver and container toolkit.
 #
 #   docker build --tag dicedist .
+#   docker build --build-arg VARIANT=cpu --tag dicedist:cpu .        a quarter of the size: no CUDA, no DALI
 #   docker run --gpus all --shm-size 1g -v dicedist-data:/data -v dicedist-runs:/workspace/runs dicedist
 #
 # Behind a private index or proxy: --secret id=pip_config,src=pip.conf --secret id=certificates,src=ca-certificates.crt
 ARG BASE_IMAGE=python:3.12-slim
+ARG VARIANT=cuda
 
 # The package, in a stage of its own: build tools and sources stay here.
 FROM ${BASE_IMAGE} AS package
 ENV PATH=/opt/dicedist/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml constraints.txt hatch_build.py launch/image-requirements ./
+ARG VARIANT
 # Requirements from the one file that states them, so that the layers of packages do not change with the code.
 RUN --mount=type=secret,id=pip_config,required=false \
     --mount=type=secret,id=certificates,required=false \
     export PIP_CONFIG_FILE=/run/secrets/pip_config PIP_CONSTRAINT=constraints.txt \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
     && python3 -m venv /opt/dicedist \
-    && python -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
-open("build.txt", "w").write("\n".join(t["build-system"]["requires"])); \
-extras = p["optional-dependencies"]; \
-open("run.txt", "w").write("\n".join(p["dependencies"] + extras["dali"] + extras["mlflow"] + extras["onnx"]))' \
-    && pip install -r build.txt
+    && case "$VARIANT" in cuda) extras=all ;; cpu) extras=all-cpu ;; *) echo "VARIANT is cuda or cpu" >&2; exit 1 ;; esac \
+    && python image-requirements "$extras,gs" > run.txt \
+    && if [ "$VARIANT" = cpu ]; then echo "$(grep '^torch==' constraints.txt)+cpu" >> run.txt; fi \
+    && pip install "$(grep '^hatchling==' constraints.txt)"
 COPY README.md LICENSE ./
 COPY conf conf
 COPY dicedist dicedist
@@ -40,19 +42,27 @@ ENV PATH=/opt/dicedist/bin:$PATH \
     DICEDIST_DATA=/data \
     DICEDIST_NPROC=auto \
     MLFLOW_TRACKING_URI=sqlite:////workspace/runs/mlflow.db
+ARG VARIANT
+# InfiniBand: NCCL opens this library where there is one, and the host's devices need its providers.
+RUN if [ "$VARIANT" = cuda ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends libibverbs1 ibverbs-providers \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=package /src/run.txt /src/constraints.txt /opt/
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip_config,required=false \
     --mount=type=secret,id=certificates,required=false \
     export PIP_CONFIG_FILE=/run/secrets/pip_config PIP_CONSTRAINT=/opt/constraints.txt PIP_BUILD_CONSTRAINT=/opt/constraints.txt \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
     && python3 -m venv /opt/dicedist \
-    && pip install -r /opt/run.txt \
+    && if [ "$VARIANT" = cpu ]; then set -- --extra-index-url "$TORCH_CPU_INDEX"; else set --; fi \
+    && pip install "$@" -r /opt/run.txt \
     # Any user may write where MLflow, caches and folders of other names go, as in /tmp.
     && useradd --uid 1000 --home-dir /workspace --no-create-home dicedist \
     && mkdir -p /data /workspace/runs \
     && chown dicedist /data /workspace/runs \
     && chmod 1777 /data /workspace /workspace/runs
-# Copied, not installed from a mount: whether a mount has changed not every builder's cache looks at.
+# Copied, not installed from a mount: some builders' caches do not notice that a mount has changed.
 COPY --from=package /installed /
 
 USER 1000

@@ -7,7 +7,7 @@ Examples:
     dicedist evaluate run=runs/NAME
     dicedist predict run=runs/NAME photos/
     dicedist export run=runs/NAME format=onnx
-    dicedist COMMAND --help                                     its examples and every key
+    dicedist COMMAND --help                                     its examples and keys
     dicedist --version
 """
 

@@ -26,7 +26,7 @@ TARGETS = ("mean", "members")
 
 def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
-        show_help(__doc__, "train", Config)
+        show_help(__doc__, "train", Config, None if "all" in arguments else "dicedist distill --help all")
         return
     own = dict(word.split("=", 1) for word in arguments if word.startswith(OWN))
     keys = [word for word in arguments if not word.startswith(OWN)]

@@ -1,10 +1,10 @@
 """Compare methods as it was decided beforehand: equal searches, the same seeds, the test set once, intervals.
 
-    launch/evidence --list                     the protocols of conf/evidence/
-    launch/evidence digits --plan              how many runs and hours, from a short timed run of each method
-    launch/evidence digits                     all of it
-    launch/evidence digits --no-test           everything but the test set
-    launch/evidence digits --dir /data/digits --at-once 2
+    dicedist evidence --list                     the protocols of conf/evidence/
+    dicedist evidence digits --plan              how many runs and hours, from a short timed run of each method
+    dicedist evidence digits                     all of it
+    dicedist evidence digits --no-test           everything but the test set
+    dicedist evidence digits --dir /data/digits --at-once 2
 
 Stopped at any time, the same command continues. The protocol must be committed before the test set is read.
 """
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("launch/evidence", __doc__)
+    parser = Parser("dicedist evidence", __doc__)
     parser.add_argument("protocol", nargs="?", help="a name in conf/evidence/, or a path that ends with .yaml")
     parser.add_argument("--list", action="store_true", help="show the protocols, run none")
     parser.add_argument("--plan", action="store_true", help="count runs and hours, and end there")

@@ -41,11 +41,13 @@ def run(arguments: Sequence[str]) -> None:
     if format_ == "onnx":
         require("onnx", "format=onnx", "format=pt2")
     # Not above: torch takes seconds, which help and refusals need not.
+    from dicedist.data.prepared import refuse_unwritable
     from dicedist.evaluation.formats import export, images_to_check
     from dicedist.evaluation.loading import load_ensemble
     from dicedist.runs.run import Run
 
     source = Run.open(request.run)
+    refuse_unwritable(Path(request.output).parent if request.output else source.directory, "write output=FILE")
     ensemble = load_ensemble(
         source,
         request.members,

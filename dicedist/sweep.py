@@ -1,11 +1,11 @@
 """Train every combination of some values, one process group each; or search for the best ones.
 
 Examples:
-    launch/sweep redundancy.delta=0.1,0.2,0.4 seed=0,1,2                  nine trainings
-    launch/sweep --name tryout --nproc 5 method=ind,dice data=shapes network=resnet8 epochs=5
-    launch/sweep --at-once 2 'seed=range(0,8)'                            two at a time
-    launch/sweep search=optuna --trials 30 'redundancy.delta=interval(0.02,0.6,log)' 'optimizer.lr=choice(0.05,0.1)'
-    launch/sweep search=optuna --objective accuracy,ratio_error ...       several: those that no other beats in all
+    dicedist sweep redundancy.delta=0.1,0.2,0.4 seed=0,1,2                  nine trainings
+    dicedist sweep --name tryout --nproc 5 method=ind,dice data=shapes network=resnet8 epochs=5
+    dicedist sweep --at-once 2 'seed=range(0,8)'                            two at a time
+    dicedist sweep search=optuna --trials 30 'redundancy.delta=interval(0.02,0.6,log)' 'optimizer.lr=choice(0.05,0.1)'
+    dicedist sweep search=optuna --objective accuracy,ratio_error ...       several: those that no other beats in all
 
 Stopped at any time, the same command continues: finished runs are skipped. A run that fails does not end the sweep.
 A search aims at validation measures, and leaves the test set unread until --test; the same command in another terminal,
@@ -151,7 +151,7 @@ def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> 
         numbers = RANGE.fullmatch(text)
         choices[key] = [*map(str, range(*map(int, numbers[1].split(","))))] if numbers else split_values(text)
     swept = [key for key, values in choices.items() if len(values) > 1]
-    common = (f"run.dir={directory}", f"tracking.experiment={experiment}")
+    common = (f"run.dir={directory}", f"tracking.experiment={experiment}", f"tracking.study={experiment}")
     jobs = []
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))

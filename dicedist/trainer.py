@@ -17,13 +17,13 @@ from dicedist.algorithm.footprint import footprint
 from dicedist.cluster import heartbeat, signals
 from dicedist.cluster.assembly import connect, host
 from dicedist.cluster.devices import make_deterministic, refuse_too_large
-from dicedist.cluster.process import Unsent, tune_malloc
+from dicedist.cluster.process import EndedElsewhere, Unsent, tune_malloc
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
 from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
-from dicedist.evaluation.tables import show
+from dicedist.evaluation.tables import headline, show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
@@ -68,6 +68,7 @@ class Trainer:
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
         # 1. Refuse what does not fit. No process group exists yet, so no rank waits for another.
         refuse_small_batches(job)
+        self.run = job.run  # also that of the uploads, which follow it if its folder is renamed
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
         mine = placement.members_on(world.rank)
@@ -89,7 +90,9 @@ class Trainer:
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
         state = begin_or_resume(job, world, self.hosted, self.paths, self.teacher)
         source = read_once(source, config, plan, self.hosted.frozen.module if self.hosted.frozen else None)
-        self.job, self.done, self.run = replace(job, plan=state.plan, source=source), state.done, job.run
+        self.job, self.done = replace(job, plan=state.plan, source=source), state.done
+        if state.sees_folder:
+            self.run.pin()
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
         # 5. Build what surrounds the loop.
@@ -109,18 +112,7 @@ class Trainer:
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
         )
         self.share = Share(self.job, world, self.hosted, self.paths, self.tracker)
-        saver = Saver(
-            self.run,
-            config.checkpoint,
-            job.extent.steps_per_epoch,
-            self.share.parts_to_save,
-            self.control,
-            self.done,
-            self.tracker.warn,
-            world.transfer,
-            state.sees_folder,
-            self.uploads,
-        )
+        saver = self.build_saver(state.sees_folder)
         self.recorder = Recorder(self.job, world, self.hosted, self.step.schedules, saver, self.tracker, self.done)
         self.recorder.validated = state.validated
         self.validation = Validation(self.share)
@@ -142,6 +134,20 @@ class Trainer:
         mine, hosts_w = placement.members_on(rank), rank in placement.discriminators
         needed = footprint(job.config, job.method, job.plan, mine, hosts_w, job.source.num_classes)
         return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
+
+    def build_saver(self, sees_folder: bool) -> Saver:
+        return Saver(
+            self.run,
+            self.job.config.checkpoint,
+            self.job.extent.steps_per_epoch,
+            self.share.parts_to_save,
+            self.control,
+            self.done,
+            self.tracker.warn,
+            self.world.transfer,
+            sees_folder,
+            self.uploads,
+        )
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
         job, found = self.job, list[Listener]([Recording(self.recorder.ledger)])
@@ -192,6 +198,9 @@ class Trainer:
             raise
         unsent = self.finish_sending(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
+        self.tracker.say(
+            f"next: dicedist show {self.run}, dicedist predict run={self.run} INPUTS, dicedist export run={self.run}"
+        )
         return unsent
 
     def announce(self, left: int) -> None:
@@ -228,11 +237,19 @@ class Trainer:
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
+        if self.control.agree(self.run.moved_from is not None):
+            raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
             raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")
         if not safe:
             raise ValueError(f"{self.run}: the last checkpoint could not be written; make room and run this again")
+
+    def moved(self, safe: bool) -> str:
+        """Say where the folder of the run has gone, on rank 0."""
+        gone = f"renamed to {self.run}" if self.run.directory.is_dir() else "removed"
+        kept = "saved there; rename it back, and the same command continues the run" if safe else "nothing is saved"
+        return f"{self.run.moved_from} was {gone} while it trained: stopped after step {self.done}, {kept}"
 
     def train_epoch(self) -> None:
         """Train what is left of the epoch, or as much of it as there is time for."""
@@ -286,5 +303,6 @@ class Trainer:
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None and found is not None:
                 findings.result |= origin(config, found)
-                self.tracker.say(show(findings.save(self.run)[1]))
+                result = findings.save(self.run)[1]
+                self.tracker.say(show(result) if config.log.verbose else headline(result))
                 write_own_report(self.run)

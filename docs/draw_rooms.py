@@ -21,6 +21,7 @@ ROOMS = {  # the order of the contract in pyproject.toml, and what each holds
     "metrics": "pure functions of logits and labels; the one list of measures",
     "data": "sources, order, two pipelines, OOD sets",
     "cluster": "placement, exchange, control, world, heartbeat, signals, launcher",
+    "plugins": "conditional redundancy in the loops of other libraries",
     "algorithm": "step, encoders, probes, parts, discriminator, schedules; objectives/, networks/",
     "config": "schema, checks, composition, help",
     "console": "lines, tables, progress",

@@ -1,19 +1,21 @@
-"""Pages of the site that are made from the code when it is built, so that they cannot say anything else than it does.
+"""Writes what the site is made of, for any generator of Markdown pages: python docs/generated.py [FOLDER]
 
-mkdocs calls on_config and on_files. The pages: the README as the start, notebooks with their outputs, every key, every
-command, the files of a run.
+FOLDER (build) receives docs/, the pages of docs/ and those that are made from the code, so that they cannot say
+anything else than it does: the README as the start, notebooks with their outputs, every key, every command, the files
+of a run. mkdocs.yml is there too, with every page in its navigation. launch/docs builds the site from both.
 """
 
 import ast
 import json
 import posixpath
 import re
+import shutil
+import sys
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+import yaml
 from omegaconf import OmegaConf
 
 from dicedist.config.commands import COMMANDS
@@ -30,33 +32,45 @@ EXIT_CODES = ROOT / "dicedist" / "cluster" / "process.py"
 FILES = ROOT / "dicedist" / "runs" / "run.py"
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A page that mkdocs.yml does not name is still found: in its section, or among those that tell how to."""
-    listed = json.dumps(config.nav)
+def write(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in sorted(DOCS.rglob("*")):
+        name = path.relative_to(DOCS).as_posix()
+        if path.is_dir() or path.suffix in (".py", ".pyc"):
+            continue
+        (copy := folder / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            copy.write_text(inside(path.read_text(), posixpath.dirname(name)))
+        elif path.suffix == ".ipynb":
+            text = from_notebook(json.loads(path.read_text()), posixpath.dirname(name))
+            copy.with_suffix(".md").write_text(text)
+        else:
+            shutil.copy(path, copy)
+    for name, text in made_from_code().items():
+        (folder / "docs" / name).write_text(text)
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(config(), sort_keys=False, allow_unicode=True))
+
+
+def config() -> dict[str, Any]:
+    """Return mkdocs.yml with the pages that its navigation leaves out: each in its section, or among `How to`."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    (handlers,) = [plugin["mkdocstrings"]["handlers"] for plugin in settings["plugins"] if "mkdocstrings" in plugin]
+    handlers["python"]["paths"] = [str(ROOT)]
+    listed = json.dumps(settings["nav"])
+    sections = {name: pages for entry in settings["nav"] if isinstance(entry, dict) for name, pages in entry.items()}
     for page in sorted(DOCS.glob("*.md")):
         if f'"{page.name}"' not in listed:
-            section = SECTIONS.get(page.name, "How to")
-            next(entry[section] for entry in config.nav if isinstance(entry, dict) and section in entry).append(
-                page.name
-            )
-    return config
+            sections[SECTIONS.get(page.name, "How to")].append(page.name)
+    return settings
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    pages = {
+def made_from_code() -> dict[str, str]:
+    return {
         "index.md": start(),
         "reference/keys.md": keys(),
         "reference/commands.md": commands(),
         "reference/files.md": "# Files of a run\n\n```\n" + docstring(FILES).partition("\n\n")[2] + "\n```\n",
     }
-    for notebook in sorted(DOCS.glob("tutorials/*.ipynb")):
-        pages[f"tutorials/{notebook.stem}.md"] = from_notebook(json.loads(notebook.read_text()), "tutorials")
-    for path, text in pages.items():
-        files.append(File.generated(config, path, content=text))
-    for file in list(files):
-        if file.src_uri.endswith(".md") and file.src_uri not in pages and not file.generated_by:
-            file.content_string = inside(file.content_string, posixpath.dirname(file.src_uri))
-    return files
 
 
 def start() -> str:
@@ -137,3 +151,7 @@ def shown(data: dict[str, list[str]]) -> str:
     if "text/html" in data:
         return "".join(data["text/html"])
     return f"```text\n{''.join(data['text/plain'])}\n```"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build")

@@ -25,7 +25,7 @@ from dicedist.algorithm.counterpart import Adversary, Features
 from dicedist.algorithm.member import to_float32
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.messages import times
-from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, within_budget
+from dicedist.algorithm.pairs import PairPlan, PairTable, Partners, pairs_of, within_budget
 from dicedist.algorithm.randomness import generator, seed_for
 from dicedist.algorithm.recorded import Recorded
 from dicedist.algorithm.schedules import ScheduleValues
@@ -149,7 +149,7 @@ class Discriminator(Adversary):
         self.tables: dict[int, PairTable] = {}  # of all pairs, by product pairs per joint pair
         self.recorded: Recorded | None = None  # the learning as a CUDA graph
         self.in_blocks = True  # on a CPU, where a block stays in the cache
-        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+        self.register_buffer("pairs_P2", pairs_of(num_members), persistent=False)
 
     @property
     def weights(self) -> nn.Module:
@@ -160,18 +160,25 @@ class Discriminator(Adversary):
         self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """d(redundancy loss)/d(means) [M, B, D]; the scales get no gradient (docs/choices.md, 9)."""
-        draws = generator(labels_B.device, self.seed, "redundancy", *key)
-        labels_B = self.classes(labels_B)
         means_MBD = features.means_MBD.detach().requires_grad_()
-        pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
-        terms = self.redundancy(Features(means_MBD, features.scales_MBD), labels_B, pairs_P2, now, draws)
-        estimate = times(self.fraction(len(pairs_P2)), reduce(torch.add, terms.values()))
+        estimate = self.estimate(Features(means_MBD, features.scales_MBD), labels_B, now, key)
         weight = estimate.new_full((), self.weight(now))
         (gradients_MBD,) = torch.autograd.grad(estimate, means_MBD, weight)
+        return gradients_MBD, self.named(estimate.detach())
+
+    def estimate(self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey) -> Tensor:
+        """The redundancy, averaged over all pairs: this rank's share of it."""
+        draws = generator(labels_B.device, self.seed, "redundancy", *key)
+        pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
+        terms = self.redundancy(features, self.classes(labels_B), pairs_P2, now, draws)
+        return times(self.fraction(len(pairs_P2)), reduce(torch.add, terms.values()))
+
+    def named(self, estimate: Tensor) -> dict[str, Tensor]:
+        """The values for the records."""
         # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
         shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
-        whole = times(self.division.ranks, estimate.detach())  # in the mean over ranks
-        return gradients_MBD, {"redundancy": whole, "redundancy_nats": whole + shift}
+        whole = times(self.division.ranks, estimate)  # in the mean over ranks
+        return {"redundancy": whole, "redundancy_nats": whole + shift}
 
     def fraction(self, num_pairs: int) -> float:
         """This rank's share of so many pairs."""

@@ -5,11 +5,17 @@ pairs per joint pair.
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from dicedist.algorithm.memory import ClassMemory
+
+
+def pairs_of(num_members: int) -> Tensor:
+    """Return every pair of members. torch.combinations has no meta kernel in torch 2.10, where memory is counted."""
+    return torch.tensor(list(combinations(range(num_members), 2)), dtype=torch.int64).reshape(-1, 2)
 
 
 def within_budget(pairs_P2: Tensor, budget: int | None, generator: torch.Generator) -> Tensor:

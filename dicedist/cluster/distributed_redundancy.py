@@ -34,7 +34,8 @@ class DistributedRedundancy(nn.Module):
     one rank to another; NCCL and gloo both have what is needed. It needs neither a configuration nor torchrun.
 
     scales=False for deterministic members. Other settings as for `ConditionalRedundancy`, which `own` is on the rank
-    of w and None elsewhere: `state_dict` has all of it there, and is empty on other ranks.
+    of w and None elsewhere: `state_dict` has all of it there, and is empty on other ranks. Several calls before a
+    `learn`, calls under `torch.no_grad` and autocast mean what they mean there; all ranks must do alike.
 
     Examples:
         >>> redundancy = DistributedRedundancy(num_members=2, feature_dim=8, num_classes=3, delta=0.1)
@@ -53,7 +54,7 @@ class DistributedRedundancy(nn.Module):
         num_members: int,
         feature_dim: int,
         num_classes: int,
-        delta: float,
+        delta: float = 0.1,
         *,
         device: torch.device | str = "cpu",
         scales: bool = True,
@@ -97,11 +98,15 @@ class DistributedRedundancy(nn.Module):
         fields = {number: self.fields(number, means, scales, len(labels)) for number in self.members}
         gathered = self.exchange.gather(fields, len(labels), checksum(labels))
         self.out_of_step_M |= gathered.out_of_step_M
-        value, answers = torch.zeros((), device=labels.device), None
+        value, answers, learns = torch.zeros((), device=labels.device), None, torch.is_grad_enabled()
         if self.own is not None:
             read = {name: gathered.stacked(name, self.exchange.compared) for name in self.exchange.features}
-            gradients_MBD = self.own.gradients(read["mean"], read.get("scale"), labels, ramp_up, covariance, where)
-            value, answers = self.own.loss, Answers({"mean": gradients_MBD})
+            given = read["mean"], read.get("scale"), labels, ramp_up, covariance, where
+            if learns:
+                answers = Answers({"mean": self.own.gradients(*given)})
+            value = self.own.loss if learns else self.own.read(*given)
+        if not learns:
+            return value
         mine = self.exchange.scatter(answers, len(labels))
         if not self.members:
             return value

@@ -97,7 +97,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calibration.guarantee": (
         lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
     ),
-    "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.val_fraction": (
+        lambda v: v == "auto" or is_number(v) and 0 < v < 1, "a number between 0 and 1, auto, or data.split=full"
+    ),
     "data.val_limit": (lambda v: v == "auto" or isinstance(v, int) and v >= 1, "auto, null or a whole number from 1"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from dicedist.config.compose import CONF, choices_of
+from dicedist.config.compose import choices_of, groups
 from dicedist.config.keys import keys_of
 from dicedist.config.requests import EvaluateRequest, ExportRequest, PredictRequest
 from dicedist.config.schema import Config
@@ -58,14 +58,14 @@ def candidates(words: Sequence[str], commands: Sequence[str]) -> list[str]:
     key, given, value = word.partition("=")
     if given:
         return [f"{key}={choice}" for choice in values_of(schema, key) if choice.startswith(value)]
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()] if schema is Config else []
+    chosen = groups() if schema is Config else []
     keys = [name for name, entry in keys_of(schema).items() if not is_dataclass(entry.type)]
-    return sorted(f"{name}=" for name in {*groups, *keys} if name.startswith(word))
+    return sorted(f"{name}=" for name in {*chosen, *keys} if name.startswith(word))
 
 
 def values_of(schema: Any, key: str) -> list[str]:
     """Return the choices of a key, or of a group of files in conf/."""
-    if schema is Config and (CONF / key).is_dir():
+    if schema is Config and key in groups():
         return choices_of(key)
     entry = keys_of(schema).get(key)
     if entry is None:

@@ -111,7 +111,7 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
     text, known = str(error), keys(composed(name, []))
     for override in overrides:
         key, _, value = override.partition("=")
-        if (CONF / key).is_dir():
+        if key in groups():
             options = choices_of(key)
             if value not in options:
                 libraries = ["torchvision/NAME", "timm/NAME"] if key == "network" else []
@@ -120,6 +120,12 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
         elif f"'{key}'" in text:
             return f"{key}: there is no such key{nearest(key, known)}"
     return " ".join(text.split())
+
+
+def groups() -> list[str]:
+    """Return the folders of conf/ of which a training takes one file each."""
+    entries = OmegaConf.load(CONF / "train.yaml").defaults
+    return sorted(str(group) for entry in entries if entry != "_self_" for group in entry)
 
 
 def choices_of(group: str) -> list[str]:
@@ -185,13 +191,28 @@ def with_newer_keys(loaded: DictConfig) -> DictConfig:
         missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
     missing |= {key for key in ("method.title", "method.meaning") if OmegaConf.select(loaded, key) is None}
     if missing:
-        named = {group: OmegaConf.select(loaded, f"{group}.name") for group in ("data", "network", "method")}
-        defaults = composed("train", [f"{g}={name}" for g, name in named.items() if name in choices_of(g)])
+        defaults = usual({group: OmegaConf.select(loaded, f"{group}.name") for group in ("data", "network", "method")})
         for key in missing:
             OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
         if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
             OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not cut the validation set then
     return loaded
+
+
+def usual(named: Mapping[str, str]) -> DictConfig:
+    """The values by default, for the named data, network and method."""
+    return composed("train", [f"{group}={name}" for group, name in named.items() if name in choices_of(group)])
+
+
+def chosen_settings(config: Config) -> dict[str, Any]:
+    """The keys by which runs compare that differ from their default for this data, network and method."""
+    named = {"data": config.data.name, "network": config.network.name, "method": config.method.name}
+    defaults, compared = flat(OmegaConf.to_container(usual(named))), (Scope.RESULT, Scope.IDENTITY, Scope.LENGTH)
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if value != defaults.get(key) and scope_of(key) in compared and key != "run.name"
+    }
 
 
 def flatten(config: Config) -> dict[str, Any]:

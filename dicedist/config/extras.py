@@ -1,8 +1,10 @@
 """Packages that only some commands need: the wheel's extras, named in one line where one is missing."""
 
+import os
 from importlib.util import find_spec
 
 PACKAGES = {  # extra -> the modules that it brings
+    "hub": ("huggingface_hub",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "search": ("optuna",),
@@ -21,3 +23,20 @@ def require(extra: str, what: str, otherwise: str = "") -> None:
     if lacking := missing(extra):
         instead = f", or write {otherwise}" if otherwise else ""
         raise ValueError(f"{what} needs {', '.join(lacking)}: pip install 'dicedist[{extra}]'{instead}")
+
+
+def mlflow_suffices(uri: str | None, model: str | None) -> bool:
+    """Return whether the installed MLflow can do what is asked: mlflow-skinny needs a server, and logs no model."""
+    has_server = (uri or os.environ.get("MLFLOW_TRACKING_URI") or "").startswith(("http://", "https://"))
+    is_skinny = find_spec("sqlalchemy") is None
+    return not missing("mlflow") and (not is_skinny or (has_server and model is None))
+
+
+def require_tracker(tracker: str, what: str, uri: str | None, model: str | None) -> None:
+    """ValueError if the package of a tracker is missing, or if it cannot do what is asked."""
+    require(tracker, what, "tracking=none")
+    if tracker == "mlflow" and not mlflow_suffices(uri, model):
+        raise ValueError(
+            f"{what}: mlflow-skinny sends records to a server and no model: write tracking.uri=http://HOST:5000 "
+            "tracking.model=null, or pip install 'dicedist[mlflow]'"
+        )

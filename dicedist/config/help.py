@@ -1,26 +1,43 @@
-"""What `--help` prints: what a command does, and every key with its value by default and what the schema says of it."""
+"""The text of `--help`: examples, choices, and keys with their values by default and what the schema says of them."""
 
+import json
 import re
 from collections.abc import Iterator
 
 from omegaconf import OmegaConf
 
-from dicedist.config.compose import CONF, by_folder, choices_of, composed
+from dicedist.config.compose import by_folder, choices_of, composed, groups
 from dicedist.config.keys import keys_of
 
+USUAL = (
+    "data.root", "data.size", "structure", "ensemble.size", "epochs", "batch_size", "optimizer.lr", "redundancy.delta",
+    "seed", "run.name",
+)  # fmt: skip
 
-def show_help(usage: str | None, name: str, schema: type) -> None:
-    """Prints the help of the command whose defaults are conf/NAME.yaml."""
-    known = keys_of(schema)
-    defaults = [
-        f"{line:<32} # {known[key].metadata['help']}" if key in known else line
-        for key, line in keyed(OmegaConf.to_yaml(composed(name, [])))
-    ]
-    groups = [group.name for group in sorted(CONF.iterdir()) if group.is_dir()]
-    choices = [f"{group}={'|'.join(by_folder(choices_of(group)))}" for group in groups]
-    listed = "Choices\n\n    " + "\n    ".join(choices) + "\n\n" if name == "train" else ""
-    print(f"{usage}\n{listed}Keys and their values by default (write key=value)\n")
-    print("\n".join(defaults))
+
+def show_help(usage: str | None, name: str, schema: type, longer: str | None = None) -> None:
+    """Print the help of the command whose defaults are conf/NAME.yaml.
+
+    longer: the command that prints all keys; with it only the usual ones are printed.
+    """
+    values, known = composed(name, []), keys_of(schema)
+    print(f"{usage}\n{choices() if name == 'train' else ''}", end="")
+    if longer is None:
+        print("Keys and their values by default (write key=value)\n")
+        for key, line in keyed(OmegaConf.to_yaml(values)):
+            print(f"{line:<32} # {known[key].metadata['help']}" if key in known else line)
+        return
+    print("The usual keys and their values by default\n")
+    for key in USUAL:
+        setting = f"{key}={json.dumps(OmegaConf.select(values, key)).strip(chr(34))}"
+        print(f"    {setting:<44} {known[key].metadata['help']}")
+    print(f"\n{longer} lists every key.")
+
+
+def choices() -> str:
+    """Return the groups that a training takes a file of, with their files."""
+    lines = (f"    {group}={'|'.join(by_folder(choices_of(group)))}\n" for group in groups())
+    return f"Choices\n\n{''.join(lines)}\n"
 
 
 def keyed(text: str) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from typing import Any
 
-from dicedist.config.extras import missing
+from dicedist.config.extras import mlflow_suffices
 
 STRUCTURES = ("net", "branch")
 AVERAGES = ("logits", "probabilities")
@@ -18,6 +18,7 @@ AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
+OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
@@ -80,7 +81,10 @@ class DataConfig(Frozen):
         "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
-    val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
+    val_fraction: float | int | str = key(
+        "share of each class that is held out, 50,000 inputs in all at most | auto: a fifth, at least 50 inputs; of "
+        "more than 10,000 inputs 2,000, or 5 % if that is more"
+    )
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     val_limit: int | str | None = key(
@@ -331,6 +335,11 @@ class RunConfig(Frozen):
 @dataclass
 class LogConfig(Frozen):
     every_steps: int = key("a record of training in metrics.jsonl", above=0)
+    verbose: bool = key(
+        "true, or --verbose: also print ranks, memory and traffic at the start, and all tables at the end",
+        default=False,
+        scope=Scope.START,
+    )
 
 
 @dataclass
@@ -388,6 +397,12 @@ class CalibrationConfig(Frozen):
         "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
         default=0.9,
     )
+    ood_score: str = key(
+        "how unlike the training an input is. knn: its distance to features of training inputs | max_softmax | "
+        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, where there is a w",
+        choices=OOD_SCORES,
+        default="knn",
+    )
 
 
 @dataclass
@@ -433,7 +448,7 @@ class TrackingConfig(Frozen):
     def trackers(self) -> list[str]:
         """The names of the trackers that receive the run; `auto` is MLflow if it is installed."""
         if self.to == "auto":
-            return [] if missing("mlflow") else ["mlflow"]
+            return ["mlflow"] if mlflow_suffices(self.uri, self.model) else []
         named = self.to if isinstance(self.to, list) else [self.to]
         return [name for name in named if name != "none"]
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.evaluation.readings import Collected, Scores
-from dicedist.metrics.features import Reference
-from dicedist.metrics.measures import OOD
+from dicedist.metrics import ood_scores
+from dicedist.metrics.features import Reference, knn
+from dicedist.metrics.measures import OOD, OOD_SCORES
 from dicedist.metrics.ood import auroc_resamples, percentiles
+from dicedist.metrics.ood_scores import DICE_X_W, FROM_LOGITS, INDEPENDENCE, KNN
 
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
-INDEPENDENCE = "w_only"
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,16 @@ class Scorer:
 
     average: str
     independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
-    reference: Reference | None = None  # training features
+    bank_RMD: Tensor | None = None  # of training features
+    reference: Reference | None = None  # the classes of training features
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
     def look(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
         seen = {}
+        if self.bank_RMD is not None:
+            seen[KNN] = knn(self.bank_RMD, means_MBD).double()
         if self.reference is not None:
-            seen["knn"] = self.reference.knn(means_MBD)
             seen["mahalanobis"] = self.reference.mahalanobis(means_MBD)
         if self.independence is not None:
             labels_B = metrics.ensemble_logits(logits_MBK, self.average).argmax(1)
@@ -53,27 +56,13 @@ class Scorer:
     def __call__(self, collected: Collected) -> Scores:
         logits_MNK, seen = collected.logits_MNK, collected.seen
         logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
-        mean_NK = metrics.ensemble_logits(logits_MNK)  # log-probabilities have no scale left
-        entropies = metrics.entropies(logits_MNK)
-        scores = {
-            "max_softmax": metrics.confidence(logits_NK),
-            "max_softmax_tempered": metrics.confidence(logits_NK / self.temperature),
-            "entropy": -entropies["predictive_entropy"],
-            "mutual_information": -entropies["mutual_information"],
-            "max_logit": mean_NK.amax(1),
-            "energy": mean_NK.logsumexp(1),
-            **seen,
-        }
+        names = [*FROM_LOGITS, *([DICE_X_W] if INDEPENDENCE in seen else [])]
+        scores = {**seen, **{name: ood_scores.score(name, logits_MNK, self.average, seen) for name in names}}
+        scores["max_softmax_tempered"] = metrics.confidence(logits_NK / self.temperature)
         if INDEPENDENCE in seen:
             scaled_NK = logits_NK * seen[INDEPENDENCE][:, None]
-            scores["dice_x_w"] = metrics.confidence(scaled_NK)
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
-        return scores
-
-
-def used(scores: Scores) -> Tensor:
-    """The score that predictions carry: DICE x w, or without w the largest probability."""
-    return scores.get("dice_x_w", scores["max_softmax"])
+        return {name: scores[name] for name in OOD_SCORES if name in scores}
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """A trained ensemble: images or vectors in, predictions out. From a run, an exported file, or own networks.
 
 It holds only what inference needs: the members without bottleneck, the discriminator w without its memory, the fused
-classifier. A shard is the ensemble of a rank that evaluates: some of the members, with their bottlenecks.
+classifier, and a bank of training features for the OOD score. A shard is the ensemble of a rank that evaluates: some of
+the members, with their bottlenecks.
 
 Legend: M members, N inputs, H rows, W columns, C colors, D features, K classes, P pairs of members,
-V values of a vector.
+R training inputs in the bank, V values of a vector.
 """
 
 import copy
@@ -31,10 +32,13 @@ from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.answers import Prediction
 from dicedist.evaluation.calibration import decisions
+from dicedist.metrics.features import knn
+from dicedist.metrics.ood_scores import DICE_X_W, INDEPENDENCE, KNN, available, needs, score
 from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
 
 if TYPE_CHECKING:
+    from dicedist.evaluation.card import Evaluated
     from dicedist.evaluation.standalone import Evaluation
 
 IMAGES = ("uint8", "float")
@@ -59,6 +63,7 @@ class Ensemble(nn.Module):
     shift_C11: Tensor
     pairs_2P: Tensor
     compared_P2: Tensor
+    bank_RMD: Tensor | None
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class Ensemble(nn.Module):
         self.constant("shift_C11", (-mean_C11 / std_C11).float())
         self.constant("pairs_2P", torch.triu_indices(len(about.members), len(about.members), offset=1))
         self.constant("compared_P2", torch.combinations(torch.arange(len(about.compared))))
+        self.register_buffer("bank_RMD", None)
 
     @staticmethod
     def load(
@@ -182,7 +188,9 @@ class Ensemble(nn.Module):
         from dicedist.evaluation.standalone import calibrate
 
         found = calibrate(self, val, targets)
-        self.about = replace(self.about, temperature=found.temperature, calibration=asdict(found))
+        self.about = replace(
+            self.about, temperature=found.temperature, calibration=asdict(found), ood_score=found.ood_score
+        )
         return self
 
     def evaluate(
@@ -229,6 +237,40 @@ class Ensemble(nn.Module):
         export(self, path, path.suffix.removeprefix("."), random_inputs(self.about))
         return path
 
+    def push_to_hub(
+        self,
+        name: str,
+        run: "Evaluated | None" = None,
+        model: Callable[[], nn.Module] | None = None,
+        license: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload the ensemble with a model card to the Hugging Face Hub as "user/name", and return the commit's URL.
+
+        run: its evaluation, `dicedist.Run.open(folder)`, for the card's measures, calibration and figures; without it
+        the card says what the ensemble is. model: as in `save`. token: by default that of `hf auth login`.
+        """
+        from dicedist.evaluation.hub import push
+
+        return push(self, name, run, model, license, private, token)
+
+    @staticmethod
+    def from_pretrained(
+        source: str | Path,
+        revision: str | None = None,
+        token: str | None = None,
+        trusted: bool = False,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> "Ensemble":
+        """Load the ensemble that `push_to_hub` uploaded as "user/name", or a folder with the same files.
+
+        revision: a branch, tag or commit. trusted and model: as in `load`.
+        """
+        from dicedist.evaluation.hub import pull
+
+        return pull(source, revision, token, trusted, model)
+
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
 
@@ -270,6 +312,8 @@ class Ensemble(nn.Module):
         if about.compared:
             slots = [self.about.compared.index(places[new]) for new in about.compared]
             weights["w.slots_MDH"] = weights["w.slots_MDH"][slots]
+        if self.bank_RMD is not None:
+            weights["bank_RMD"] = self.bank_RMD[:, places]
         return part.with_heads(weights).to(self.device).frozen()
 
     def places_of(self, members: Any) -> list[int]:
@@ -298,7 +342,7 @@ class Ensemble(nn.Module):
         )
 
     def with_heads(self, weights: dict[str, Tensor]) -> Self:
-        """Add the heads, which read all members together: w, and the fused classifier (ffl, pcl).
+        """Add what reads all members together: w, the fused classifier (ffl, pcl), and the bank of the OOD score.
 
         weights: by their names in the ensemble.
         """
@@ -312,6 +356,10 @@ class Ensemble(nn.Module):
             known = [Sizes(**{**size, "map": size["map"] and tuple(size["map"])}) for size in about.fusion["sizes"]]
             self.fusion = self.fused.build(known)
             self.fusion.to(self.device).eval().load_state_dict(of_kind("fusion.", weights))
+        if about.ood_score == KNN:
+            self.bank_RMD = weights["bank_RMD"].to(self.device)
+            if self.bank_RMD.ndim != 3 or self.bank_RMD.shape[1] != len(about.members) or not len(self.bank_RMD):
+                raise IndexError(f"a bank of shape {list(self.bank_RMD.shape)} for {len(about.members)} members")
         return self
 
     def frozen(self) -> Self:
@@ -320,8 +368,8 @@ class Ensemble(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """`label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
 
-        ood_score is the largest probability for logits times mean(1 - w), "DICE x w" in the evaluation; without w, the
-        largest probability.
+        ood_score is the one that calibration.ood_score names, by default KNN: the nearness of training features. Files
+        of earlier versions answer "DICE x w", or without w the largest probability.
         """
         if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
             inputs.refuse_unfit(images, self.about)
@@ -332,7 +380,6 @@ class Ensemble(nn.Module):
         logits_MNK = torch.stack(self.classify(means))
         logits_NK = metrics.ensemble_logits(logits_MNK, self.about.average)
         label_N = logits_NK.argmax(1)
-        share_N1 = self.independence(means, label_N)[:, None] if self.w is not None else 1.0
         answers = {
             "label": label_N,
             "probabilities": logits_NK.softmax(1).float(),
@@ -342,12 +389,29 @@ class Ensemble(nn.Module):
             "confidence": largest(logits_NK / self.about.temperature),
             "entropy": metrics.entropy(logits_NK.log_softmax(1)).float(),
             "mutual_information": metrics.entropies(logits_MNK)["mutual_information"].float(),
-            "ood_score": largest(logits_NK * share_N1),
+            "ood_score": self.ood_score(means, logits_MNK, label_N),
         }
         if self.fusion is not None:
             fused_NK = self.fusion(fields)
             answers |= {"fused_label": fused_NK.argmax(1), "fused_probabilities": fused_NK.softmax(1).float()}
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
+
+    def ood_score(self, means: Sequence[Tensor], logits_MNK: Tensor, label_N: Tensor) -> Tensor:
+        """The score that `score_name` names, one for each input."""
+        name, seen = self.score_name, {}
+        if name == KNN and self.bank_RMD is not None:
+            width = self.bank_RMD.shape[2]
+            features_MND = torch.stack([pad(own_ND, (0, width - own_ND.shape[1])) for own_ND in means])
+            seen[KNN] = knn(self.bank_RMD, features_MND)
+        elif needs(name) == INDEPENDENCE:
+            seen[INDEPENDENCE] = self.independence(means, label_N)
+        return score(name, logits_MNK, self.about.average, seen).float()
+
+    @property
+    def score_name(self) -> str:
+        """The OOD score of the answers: what `about` names, or the largest probability where that cannot be had."""
+        parts = {KNN: self.bank_RMD, INDEPENDENCE: self.w}
+        return available(self.about.ood_score or DICE_X_W, {name for name, part in parts.items() if part is not None})
 
     def encode(self, normalised: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The features of every member held here, and the field of each that the fused classifier reads."""

@@ -4,7 +4,7 @@ Legend: M members, N inputs, B inputs of a batch, D features, K classes, P pairs
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -20,11 +20,12 @@ from dicedist.console.lines import plural, warn
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Split, part, some_of_each
 from dicedist.evaluation import calibration
-from dicedist.evaluation.detection import EVERY_SET, Scorer, detect, used
+from dicedist.evaluation.detection import EVERY_SET, Scorer, detect
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import FIELDS, LOGITS, Collected, Reader, joined
 from dicedist.evaluation.redundancy import DRAWS, estimate, fresh_estimates
-from dicedist.metrics.features import Reference
+from dicedist.metrics.features import MOST_IN_BANK, Reference, bank_of, bank_size
+from dicedist.metrics.ood_scores import available
 
 GALLERY = 24
 REFERENCE = 10_000  # training images, whose features OOD scores compare with
@@ -52,7 +53,7 @@ class Evaluator(Reader):
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
-        scorer = Scorer(self.about.average, independence, self.reference() if images and len(source.train) else None)
+        scorer = Scorer(self.about.average, independence, *self.training_features(with_classes=bool(images)))
         rows_N = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
         columns = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,)
         test = self.collect(source.test, f"test {source.kind}", columns, scorer.look, None if has_val else rows_N)
@@ -79,13 +80,13 @@ class Evaluator(Reader):
         scores = {name: score(found) for name, found in {**outside, **union_of(outside)}.items()}
         result |= detect(score(test), scores, ood.groups or {EVERY_SET: list(images)})
         findings.tensors |= {f"ood.{name}": found.logits_MNK for name, found in outside.items()}
+        if scorer.bank_RMD is not None:
+            findings.tensors[calibration.BANK] = scorer.bank_RMD
         if self.chosen is not None:
-            tested = calibration.tested(
-                self.chosen, test.logits_MNK, test.labels_N, self.about.average, used(score(test))
-            )
-            result["calibration"] = {**asdict(self.chosen), "test": tested}
+            came_to = calibration.tested(self.chosen, test.logits_MNK, test.labels_N, self.about.average, test.seen)
+            result["calibration"] = {**asdict(self.chosen), "test": came_to}
         elif has_val or targets.source == "test":
-            self.calibrate(findings, test if targets.source == "test" else held_out, test, targets, score)
+            self.calibrate(findings, test if targets.source == "test" else held_out, test, targets)
         self.add_fused_and_student(findings, test, folds)
         return findings
 
@@ -111,25 +112,37 @@ class Evaluator(Reader):
         if self.student in members:
             result["student"] = result["members"]["per_member"][members.index(self.student)]
 
-    def calibrate(
-        self, findings: Findings, held_out: Collected, test: Collected, targets: CalibrationConfig, score: Scorer
-    ) -> None:
-        """Choose on held-out inputs, and keep the inputs' logits, so that others can choose again."""
-        average, scores_N = self.about.average, used(score(held_out))
-        fitted = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, scores_N)
-        came_to = calibration.tested(fitted, test.logits_MNK, test.labels_N, average, used(score(test)))
+    def calibrate(self, findings: Findings, held_out: Collected, test: Collected, targets: CalibrationConfig) -> None:
+        """Choose on held-out inputs, and keep what was read of them, so that others can choose again."""
+        average, used = self.about.average, available(targets.ood_score, held_out.seen)
+        if used != targets.ood_score:
+            warn(f"calibration.ood_score={targets.ood_score}: these members have none, so {used} takes its place")
+        targets = replace(targets, ood_score=used)
+        fitted = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, held_out.seen)
+        came_to = calibration.tested(fitted, test.logits_MNK, test.labels_N, average, test.seen)
         findings.result["calibration"] = {**asdict(fitted), "test": came_to}
-        findings.tensors |= calibration.kept(held_out.logits_MNK, held_out.labels_N, scores_N)
+        findings.tensors |= calibration.kept(held_out.logits_MNK, held_out.labels_N, held_out.seen)
 
     def independence(self, means_MBD: Tensor, labels_B: Tensor) -> Tensor:
         device = self.ensemble.device
         return self.ensemble.independence([*means_MBD.to(device)], labels_B.to(device)).cpu().double()
 
-    def reference(self) -> Reference | None:
-        """Features of training images, of every class as many as possible: what KNN and Mahalanobis compare with."""
-        train = some_of(self.source.train, REFERENCE)
+    def training_features(self, with_classes: bool) -> tuple[Tensor | None, Reference | None]:
+        """Read training inputs, of every class as many as possible: on the reporter, the bank for KNN and the classes.
+
+        with_classes: for Mahalanobis distances, which take more inputs. An ensemble that has a bank keeps it.
+        """
+        own_RMD = None if self.ensemble.bank_RMD is None else self.ensemble.bank_RMD.cpu()
+        if not len(self.source.train):
+            return own_RMD, None
+        train = some_of(self.source.train, REFERENCE if with_classes else MOST_IN_BANK)
         found = self.features(train, f"training {self.source.kind}, for OOD scores")
-        return None if found is None else Reference.of(found.means_MBD, train.labels_N, self.source.num_classes)
+        if found is None:
+            return None, None
+        size = bank_size(len(found.means_MBD), found.means_MBD.shape[2])
+        bank_RMD = bank_of(found.means_MBD[:, some_of_each(train.labels_N, size)])
+        classes = Reference.of(found.means_MBD, train.labels_N, self.source.num_classes) if with_classes else None
+        return bank_RMD if own_RMD is None else own_RMD, classes
 
     def redundancy(self, features: Features, labels_N: Tensor, num_draws: int = DRAWS) -> dict[str, Any] | None:
         """Redundancy in nats by the run's own w, on features that w was not trained on, and the calibration of w.

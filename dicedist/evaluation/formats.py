@@ -84,7 +84,12 @@ def largest_difference(ensemble: Ensemble, answers: Answers, batches: Sequence[T
 def write_pt2(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     program = torch.export.export(ensemble, (images,), dynamic_shapes=DYNAMIC)
     program.example_inputs = None  # the file must not contain the images
-    torch.export.save(program, path, extra_files={ABOUT: ensemble.about.as_json()})
+    try:
+        torch.export.save(program, path, extra_files={ABOUT: ensemble.about.as_json()})
+    except RuntimeError as error:
+        if "PytorchStreamWriter" in str(error):  # as on a full disk
+            raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
+        raise
 
 
 def write_onnx(ensemble: Ensemble, path: Path, images: Tensor) -> None:

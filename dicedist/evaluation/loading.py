@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from dicedist.algorithm.build import sizes
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.objectives import Method
-from dicedist.cluster.control import Control
+from dicedist.cluster.control import ALONE, Control
 from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
@@ -22,10 +22,15 @@ from dicedist.evaluation.about import OPTIONS, VECTORS, About, described
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
+from dicedist.metrics.ood_scores import KNN
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.pretrained import read_once
+from dicedist.runs.results import Results
 from dicedist.runs.run import Run
+
+ATTEMPTS = 5  # to read a checkpoint before a training removes it
+T = TypeVar("T")
 
 
 def load_ensemble(
@@ -43,17 +48,46 @@ def load_ensemble(
     asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    found, config, plan = run.checkpoint(tell, which), run.config(), run.plan()
-    method, inputs = Method(config.method), inputs_and_classes(config, found)
-    about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
-    about = replace(about, **calibrated(run, found, about, asked or {}, tell))
-    if about.fusion is not None:
+    config, plan = run.config(), run.plan()
+    method = Method(config.method)
+
+    def read(found: Checkpoint) -> Ensemble:
+        inputs = inputs_and_classes(config, found)
+        about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
+        weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
+        weights |= head_weights(about, config, method, found)
+        about, bank = calibrated(run, config, found, about, asked or {}, tell)
+        return restored(about, trusted, weights | bank, found.path)
+
+    _, ensemble = read_checkpoint(run, run.checkpoint(tell, which), read, which)
+    if ensemble.about.fusion is not None:
         tell(
             f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
             "all that is calibrated are of the members' mean"
         )
-    weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
-    return restored(about, trusted, weights | head_weights(about, config, method, found), found.path)
+    return ensemble
+
+
+def read_checkpoint(
+    run: Run, found: Checkpoint, read: Callable[[Checkpoint], T], which: str | None, control: Control = ALONE
+) -> tuple[Checkpoint, T]:
+    """All ranks call: read the same checkpoint, the one that rank 0 has found.
+
+    A training that goes on may remove it in the meantime; then the next one is read.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        path, value = checkpoint.path_of(run.checkpoints, control.tell({"step": found.step})["step"]), None
+        try:
+            found = found if found.path == path else checkpoint.read(path)
+            value = read(found)
+        except ValueError:
+            if path.exists() or attempt == ATTEMPTS:
+                raise
+        if not control.agree(value is None):
+            break
+        found = run.checkpoint(which=which)
+    assert value is not None
+    return found, value
 
 
 def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[int], trusted: bool) -> Ensemble:
@@ -156,11 +190,12 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
 
 
 def calibrated(
-    run: Run, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The fields of About for the calibration of this checkpoint; that of another one says nothing about its weights.
+    run: Run, config: Config, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[About, dict[str, Tensor]]:
+    """Add the calibration of this checkpoint; that of another one says nothing about its weights.
 
-    Nothing comes from the test set unless the run says so.
+    Nothing comes from the test set unless the run says so. Return also the bank that the OOD score may need, by its
+    name in an ensemble.
     """
     measured = run.results_of(found)
     chosen = calibration.of_results(*measured, about.members, about.average, asked) if measured else None
@@ -171,7 +206,23 @@ def calibrated(
         )
     elif chosen.source == "test":
         tell(f"{run} was calibrated on its test images (calibration.source=test)")
-    return {"temperature": chosen.temperature if chosen else 1.0, "calibration": asdict(chosen) if chosen else None}
+    wanted = chosen.ood_score if chosen else asked.get("ood_score") or config.calibration.ood_score
+    bank_RMD = saved_bank(*measured, about.members) if measured and wanted == KNN else None
+    if wanted == KNN and bank_RMD is None:
+        wanted, chosen = None, replace(chosen, ood_score=None, ood_threshold=None) if chosen else None
+    about = replace(about, ood_score=wanted)
+    if chosen is not None:
+        about = replace(about, temperature=chosen.temperature, calibration=asdict(chosen))
+    return about, {} if bank_RMD is None else {"bank_RMD": bank_RMD}
+
+
+def saved_bank(results: Results, result: Mapping[str, Any], members: Sequence[int]) -> Tensor | None:
+    """Return the training features [R, M, D] of these members; None in results of an earlier version."""
+    try:
+        places = [result["member_ids"].index(number) for number in members]
+        return results.tensors(results.logits_file, result)[calibration.BANK][:, places]
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
 
 
 def why_not_calibrated(run: Run, found: Checkpoint, measured: bool) -> str:

@@ -17,6 +17,7 @@ from dicedist.config import compose_config
 from dicedist.config.requests import EvaluateRequest
 from dicedist.config.schema import AVERAGES
 from dicedist.console.lines import warn
+from dicedist.data.prepared import refuse_unwritable
 from dicedist.evaluation import calibration
 from dicedist.evaluation.loading import chosen_members
 from dicedist.runs.results import Results
@@ -28,6 +29,8 @@ Given = dict[tuple[str, str], tuple[Tensor, Tensor]]  # TEST, and perhaps VALIDA
 
 
 def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict[str, Any]]:
+    results = Results(request.output or path.with_name(f"{path.stem}-evaluation"))
+    refuse_unwritable(results.directory, "write output=FOLDER")
     given = read_logits(path)
     logits_MNK, labels_N = given[TEST]
     warn_of_probabilities(logits_MNK)
@@ -45,7 +48,6 @@ def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict
         "ood_missing": [],
         **calibrated(path, given, members, average, request),
     }
-    results = Results(request.output or path.with_name(f"{path.stem}-evaluation"))
     results.write_result(result)
     return results, result
 
@@ -67,8 +69,8 @@ def calibrated(path: Path, given: Given, members: list[int], average: str, reque
     if [logits_MNK.shape[dim] for dim in (0, 2)] != [chosen_on_MVK.shape[dim] for dim in (0, 2)]:
         shapes = f"{list(logits_MNK.shape)} and {list(chosen_on_MVK.shape)}"
         raise ValueError(f"{path}: logits are {shapes}: give the same members and classes for test and validation")
-    fitted = calibration.fit(chosen_on_MVK[members], labels_V, average, targets, None, "alpha" in asked)
-    found = calibration.tested(fitted, logits_MNK[members], labels_N, average, None)
+    fitted = calibration.fit(chosen_on_MVK[members], labels_V, average, targets, {}, "alpha" in asked)
+    found = calibration.tested(fitted, logits_MNK[members], labels_N, average, {})
     return {"calibration": {**asdict(fitted), "test": found}}
 
 

@@ -18,12 +18,21 @@ from dicedist.data.ood import refuse_unreadable
 from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.shift import open_shift, refuse_severities
 from dicedist.data.sources import Source
-from dicedist.evaluation.about import About, described
+from dicedist.evaluation.about import described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
-from dicedist.evaluation.loading import behind_frozen_trunk, describe, evaluator_of, load_shard, members_or_student
+from dicedist.evaluation.evaluator import Evaluator
+from dicedist.evaluation.loading import (
+    behind_frozen_trunk,
+    describe,
+    evaluator_of,
+    load_shard,
+    members_or_student,
+    read_checkpoint,
+)
 from dicedist.evaluation.shift import add_shift
 from dicedist.metrics import conformal
+from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.results import Results, origin
 from dicedist.runs.run import Run
 
@@ -45,6 +54,10 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     targets = aimed(config.calibration, asdict(request.calibration))
     if request.shift is not None:
         refuse_severities(request.shift_severities)
+    average, folds = request.average or config.evaluate.average, request.folds or config.evaluate.folds
+    some = members if len(members) < plan.num_predictors else None
+    results = results_for(run, request, some, average, folds, targets, config)
+    refuse_unwritable(results.directory, "write output=FOLDER")
     source = sources.load(config.data)
     inputs = found.about.get("source") or described(source)  # which checkpoints of older versions lack
     about = describe(config, method, plan, run.name, found.step, inputs, members, request.average)
@@ -58,15 +71,17 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
         shift = open_shift(request.shift, request.shift_severities, request.shift_limit, source, config.data.root)
     if request.calibration.alpha is not None:
         refuse_too_few(source, targets)
-    folds = request.folds or config.evaluate.folds
-    results = results_for(run, request, about, folds, targets, config, plan.num_predictors)
-    refuse_unwritable(results.directory, "write output=FOLDER")
     with joined(config.distributed.timeout) as world:
-        shard = load_shard(about, config, found, placement.members_on(this_rank()), config.network.trusted)
-        shard = as_in_training(shard.to(world.device))
-        source = behind_frozen_trunk(shard, config, plan, source)
-        stage, heads = (Progress, found) if world.reports else (silent, None)
-        evaluator = evaluator_of(config, method, plan, shard, source, world.control, placement.host_of, stage, heads)
+
+        def read(found: Checkpoint) -> Evaluator:
+            held, stage = placement.members_on(this_rank()), Progress if world.reports else silent
+            shard = load_shard(replace(about, step=found.step), config, found, held, config.network.trusted)
+            heads, parties = found if world.reports else None, (world.control, placement.host_of)
+            shard = as_in_training(shard.to(world.device))
+            return evaluator_of(config, method, plan, shard, source, *parties, stage, heads)
+
+        found, evaluator = read_checkpoint(run, found, read, request.checkpoint, world.control)
+        evaluator = replace(evaluator, source=behind_frozen_trunk(evaluator.ensemble, config, plan, source))
         fresh = request.estimator == "fresh"
         findings = evaluator.evaluate(folds, OodConfig(ood.measured, ood.groups), targets, config.data.root, fresh)
         if shift is not None:
@@ -87,22 +102,22 @@ def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
 def results_for(
     run: Run,
     request: EvaluateRequest,
-    about: About,
+    members: list[int] | None,
+    average: str,
     folds: int,
     targets: CalibrationConfig,
     config: Config,
-    size: int,
 ) -> Results:
-    """The run's own folder for what its training would find; anything else goes next to it."""
+    """The run's own folder for what its training would find; anything else goes next to it. members: None for all."""
     if request.output:
         return Results(request.output)
     label = []
-    if len(about.members) < size:
-        label.append(f"members-{'-'.join(map(str, about.members))}")
+    if members is not None:
+        label.append(f"members-{'-'.join(map(str, members))}")
     if request.checkpoint == "last" and config.checkpoint.best:
         label.append("checkpoint-last")
-    if about.average != config.evaluate.average:
-        label.append(f"average-{about.average}")
+    if average != config.evaluate.average:
+        label.append(f"average-{average}")
     if folds != config.evaluate.folds:
         label.append(f"folds-{folds}")
     own = asdict(config.calibration)

@@ -93,6 +93,7 @@ SHIFT = (  # at each severity of a shift
     *(measure for measure in DIVERSITY if measure.name == "ratio_error"),
     UNCERTAINTY[-1],
 )
+SET_SIZE = Measure("set_size", "labels in a set", "lower", 2)
 CORRUPTION_ERROR = Measure("mean_error", "mCE (mean error over corruptions and severities)", "lower", 2, "%", 100)
 
 REDUNDANCY = Measure("redundancy", "redundancy", "lower", 3, "nats")
@@ -154,6 +155,7 @@ MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
     "nll_calibrated": "NLL with the temperature that was fitted on validation images",
     "ece_calibrated": "ECE with the temperature that was fitted on validation images",
     "mean_error": "share of shifted images whose class is not predicted, mean over kinds and severities",
+    "set_size": "labels in the set that holds the true one with the chosen coverage, mean over images",
     "redundancy": "information that the features of two members share given the class, as the run's own discriminator "
     "reads it",
     "conditional": "the same, read by a discriminator that is trained anew in the same way for every run",
@@ -166,7 +168,8 @@ MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
     "aupr_out": "area under precision and recall, OOD images being positive",
 }
 REDUNDANCIES = (REDUNDANCY, *FRESH_REDUNDANCY.values())
-LISTED = (*ENSEMBLE, *FURTHER, TEMPERATURE, *UNCERTAINTY, *DIVERSITY, *SHIFT, CORRUPTION_ERROR, *REDUNDANCIES, *OOD)
+OF_PREDICTIONS = (*ENSEMBLE, *FURTHER, TEMPERATURE, SET_SIZE, *UNCERTAINTY)
+LISTED = (*OF_PREDICTIONS, *DIVERSITY, *SHIFT, CORRUPTION_ERROR, *REDUNDANCIES, *OOD)
 ALL = tuple(dict.fromkeys(LISTED))  # a shift measures some of the others again
 
 

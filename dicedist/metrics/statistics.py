@@ -1,6 +1,6 @@
 """Uncertainty of figures: intervals over seeds (Student's t) and over inputs (bootstrap), plain or paired.
 
-Shapes: N inputs, K classes, R resamples (B at a time). Differences are value - baseline.
+Shapes: N inputs, K classes, R resamples (B at a time), S seeds, P points of a curve. Differences are value - baseline.
 Seeds say how much training varies, inputs how much the test set does; neither interval covers the other.
 """
 
@@ -84,6 +84,47 @@ def bootstrap(
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     lower, upper = torch.quantile(drawn_R, tails).tolist()
     return Interval(value, drawn_R.std().item(), lower, upper, len(labels_N))
+
+
+class Course(NamedTuple):
+    """A curve of two measures: its points are settings, each with one value per seed."""
+
+    x_SP: Tensor
+    y_SP: Tensor
+
+    def at(self, place: float, seeds_RS: Tensor) -> Tensor:
+        """y_R on the curve through the means of these seeds, linear between points in the order of x; NaN outside."""
+        x_RP, order_RP = self.x_SP[seeds_RS].mean(1).sort(1)
+        y_RP = self.y_SP[seeds_RS].mean(1).gather(1, order_RP)
+        right_R1 = (x_RP < place).sum(1, keepdim=True).clamp(1, x_RP.shape[1] - 1)
+        low_R1, high_R1 = x_RP.gather(1, right_R1 - 1), x_RP.gather(1, right_R1)
+        share_R1 = (place - low_R1) / (high_R1 - low_R1).clamp_min(1e-12)
+        y_R1 = y_RP.gather(1, right_R1 - 1).lerp(y_RP.gather(1, right_R1), share_R1)
+        outside_R1 = (share_R1 < 0) | (share_R1 > 1)
+        return y_R1.masked_fill(outside_R1, math.nan)[:, 0]
+
+
+def at_equal(
+    course: Course, place: float, baseline: Course | None = None, num_resamples: int = 2000, level: float = 0.95
+) -> Interval | None:
+    """y where x is `place`, or its difference from a baseline's, with a percentile interval over resampled seeds.
+
+    A baseline has the same seeds, and is resampled with them. None if the place lies outside a curve in more than 1 of
+    20 resamples. With few seeds the interval is too narrow: five have 126 different resamples, three have 10.
+    """
+    sides = [course] if baseline is None else [course, baseline]
+    num_seeds = len(course.x_SP)
+    drawn_RS = _draw(num_resamples, num_seeds, torch.Generator().manual_seed(0))
+    whole_R, resampled_R = (
+        _difference([side.at(place, seeds_RS) for side in sides])
+        for seeds_RS in (torch.arange(num_seeds)[None], drawn_RS)
+    )
+    known_R = resampled_R[~resampled_R.isnan()]
+    if whole_R.isnan().any() or len(known_R) < 0.95 * num_resamples:
+        return None
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    lower, upper = torch.quantile(known_R, tails).tolist()
+    return Interval(whole_R.item(), known_R.std().item(), lower, upper, num_seeds)
 
 
 def _difference(sides: Sequence[Tensor | float]) -> Tensor:

@@ -9,6 +9,7 @@ from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, Measure
 from dicedist.reporting.records import Group, Pooled, dig
 
 BY_NAME = {measure.name: measure for measure in (*ENSEMBLE, *DIVERSITY, *OOD)}
+CLEAN = "0"  # the severity of the test images as they are
 Evaluation = Mapping[str, Any]  # an evaluation.json
 Reading = Callable[[Evaluation], float | None]
 
@@ -40,6 +41,19 @@ def auroc_reading(score: str, sets: Sequence[str]) -> Reading:
     def read(evaluation: Evaluation) -> float | None:
         found = [evaluation["ood"][name].get(score) for name in sets]
         return statistics.fmean(scores["auroc"] for scores in found) if found and all(found) else None
+
+    return read
+
+
+def shift_reading(name: str) -> Reading:
+    """The mean of a measure over the severities of the one shift that was measured."""
+
+    def read(evaluation: Evaluation) -> float | None:
+        shifts = list(evaluation.get("shift", {}).values())
+        if len(shifts) != 1:
+            return None
+        found = [means.get(name) for severity, means in shifts[0]["mean"].items() if severity != CLEAN]
+        return statistics.fmean(found) if found and None not in found else None
 
     return read
 

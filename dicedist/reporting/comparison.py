@@ -111,9 +111,9 @@ def difference(interval: Interval | None, measure: Measure) -> Cell:
     return Cell(in_words(interval, measure), kind="best" if interval.excludes_zero else "unclear")
 
 
-def in_words(interval: Interval, measure: Measure) -> str:
+def in_words(interval: Interval, measure: Measure, signed: bool = True) -> str:
     mean, *ends = (
-        ("+" if value > 0 else "") + fixed(value, measure.decimals)
+        ("+" if signed and value > 0 else "") + fixed(value, measure.decimals)
         for value in (interval.mean, interval.lower, interval.upper)
         if value is not None
     )

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dicedist.metrics import statistics
-from dicedist.metrics.measures import OOD_SCORES
+from dicedist.metrics.measures import OOD_SCORES, SET_SIZE
 from dicedist.metrics.statistics import Interval
-from dicedist.reporting.columns import BY_NAME, Column, auroc_reading, common_sets, reading
+from dicedist.reporting.columns import BY_NAME, Column, auroc_reading, common_sets, reading, shift_reading
 from dicedist.reporting.comparison import difference, in_words, over_inputs, over_seeds, pairs_of
 from dicedist.reporting.forest import Bar, forest
 from dicedist.reporting.markup import Cell, Head, Row, Section, Table, estimate, fixed, named
@@ -28,6 +28,7 @@ class Comparison:
     chosen: Mapping[str, Mapping[str, str]]  # method -> the values that its search chose
     trials: Mapping[str, Mapping[str, int]]  # method -> outcome of a trial -> how many
     curves: Sequence[Curve]
+    accuracy: float  # of members, in %, at which the ratio-errors of curves are compared
 
     @property
     def others(self) -> list[Group]:
@@ -62,8 +63,12 @@ def columns(groups: Sequence[Group]) -> list[Column]:
         Column(BY_NAME["ratio_error"].title, BY_NAME["ratio_error"], reading("diversity", "ratio_error")),
         *(
             Column(f"OOD AUROC, {OOD_SCORES[score]}", BY_NAME["auroc"], auroc_reading(score, sets))
-            for score in ("max_softmax", "dice_x_w")
+            for score in ("max_softmax", "mutual_information", "dice_x_w")
         ),
+        Column(SET_SIZE.title, SET_SIZE, reading("calibration", "test", "set_size")),
+        Column("accuracy, shifted images", BY_NAME["accuracy"], shift_reading("accuracy")),
+        Column("ECE, shifted images", BY_NAME["ece"], shift_reading("ece"), BEFORE),
+        Column("ECE, shifted images", BY_NAME["ece"], shift_reading("ece_calibrated"), AFTER),
     ]
     evaluations = [evaluation for group in groups for evaluation in group.evaluations]
     return [column for column in known if all(column.read(evaluation) is not None for evaluation in evaluations)]
@@ -106,7 +111,8 @@ def sections(comparison: Comparison) -> list[Section]:
         found.append(Section("evidence/scores", "OOD detection by score", {"groups": groups, "figures": [scores]}))
     if curves:
         varied = contrast_table("A value of the varied key to its first: paired t over seeds", variations(curves))
-        cost = {"curves": curves, "figures": [trade(curves)], "tables": [equal_accuracy(curves), varied]}
+        equal = equal_accuracy(curves, comparison.accuracy)
+        cost = {"curves": curves, "figures": [trade(curves)], "tables": [equal, varied]}
         found.append(Section("evidence/cost", "What diversity costs", cost))
     return [*found, Section("evidence/budget", "Every trial", {"comparison": comparison})]
 

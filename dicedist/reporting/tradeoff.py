@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
+import torch
+
+from dicedist.metrics.measures import DIVERSITY
+from dicedist.metrics.statistics import Course, at_equal
 from dicedist.reporting import svg
+from dicedist.reporting.comparison import difference
+from dicedist.reporting.comparison import in_words as in_interval
 from dicedist.reporting.lines import Line, line_chart
-from dicedist.reporting.markup import Cell, Head, Section, Table, fixed
+from dicedist.reporting.markup import Cell, Head, Row, Section, Table
 from dicedist.reporting.records import Group, Point, Pooled, pool
 from dicedist.reporting.svg import Figure, Panel, number
 
 FOLLOWS_SIZE = ("ensemble", "members", "redundancy.delta")
+RATIO_ERROR = DIVERSITY[0]
 STRUCTURES = {"net": "nets", "branch": "branches"}
 LINE = 12.0  # height of a line of text
 ANCHORS = {"start": 0.0, "end": 1.0, "middle": 0.5}  # the share of a text that is left of its anchor
@@ -165,29 +172,30 @@ def trade(curves: Sequence[Curve]) -> Figure:
     return panel.figure("Diversity against individual accuracy, one key varied", in_words(spots))
 
 
-def equal_accuracy(curves: Sequence[Curve]) -> Table | None:
-    """Ratio-errors at accuracies that all varied methods reach, read between the points of their curves."""
-    varied = [curve for curve in curves if len(curve.spots) > 1]
-    if len(varied) < 2:
+def equal_accuracy(curves: Sequence[Curve], accuracy: float) -> Table | None:
+    """Ratio-errors at one accuracy of members, in %, with intervals over seeds and differences from the first curve.
+
+    accuracy: fixed before the test set was read.
+    """
+    courses = [(curve, course) for curve in curves if (course := course_of(curve)) is not None]
+    if len(courses) < 2:
         return None
-    low = max(min(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
-    high = min(max(accuracy.mean for _, accuracy, _ in curve.spots) for curve in varied)
-    if low >= high:
-        return Table("The curves have no accuracy of members in common", [], [])  # shown as a remark
-    places = [low + (high - low) * nth / 3 for nth in range(4)]
-    rows = [
-        [Cell(curve.name, style=curve.style), *(fixed(interpolated(curve, place), 3) for place in places)]
-        for curve in varied
-    ]
-    heads = [Head("method"), *(Head(f"at {place:.2f} %") for place in places)]
-    return Table("Ratio-error at equal accuracy of members, between the points of the curves", heads, rows)
+    (reference, first), *_ = courses
+    rows: list[Row] = []
+    for curve, course in courses:
+        paired = course is not first and len(course.x_SP) == len(first.x_SP)
+        apart = at_equal(course, accuracy, first) if paired else None
+        found = at_equal(course, accuracy)
+        shown = "not reached" if found is None else in_interval(found, RATIO_ERROR, signed=False)
+        rows.append([Cell(curve.name, style=curve.style), shown, difference(apart, RATIO_ERROR)])
+    heads = [Head("method"), Head(f"ratio-error at {accuracy:.2f} %"), Head(f"difference from {reference.name}")]
+    return Table("Ratio-error at equal accuracy of members: bootstrap over seeds, 95 %", heads, rows)
 
 
-def interpolated(curve: Curve, accuracy: float) -> float:
-    """The highest ratio-error that the curve has at this accuracy: a method may be run at its best point."""
-    found = []
-    for (_, start, first), (_, end, second) in pairwise(curve.spots):
-        if min(start.mean, end.mean) <= accuracy <= max(start.mean, end.mean):
-            share = (accuracy - start.mean) / (end.mean - start.mean) if end.mean != start.mean else 0.0
-            found.append(first.mean + share * (second.mean - first.mean))
-    return max(found)
+def course_of(curve: Curve) -> Course | None:
+    """The runs of a curve by seed and value of its key; None for a method that was not varied."""
+    points = [(x.values, y.values) for _, x, y in curve.spots]
+    if len(points) < 2 or len({len(values) for point in points for values in point}) > 1:
+        return None
+    x_SP, y_SP = (torch.tensor([point[axis] for point in points], dtype=torch.float64).T for axis in (0, 1))
+    return Course(x_SP, y_SP)

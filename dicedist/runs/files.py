@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -116,7 +117,10 @@ def draft_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
     """Write safetensors with the permissions of any new file."""
     draft = draft_of(path)
     draft.unlink(missing_ok=True)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, draft)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
     umask = os.umask(0)
     os.umask(umask)
     draft.chmod(0o666 & ~umask)  # safetensors lets only the owner read it

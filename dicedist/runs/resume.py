@@ -72,12 +72,17 @@ def ensemble_size(config: Config) -> int | str:
 
 
 def as_begun(config: Config) -> Config:
-    """Return the config with the validation set of the run that it continues: earlier versions did not cut it."""
+    """Return the config with the validation set of the run that it continues: in earlier versions `auto` was no choice.
+
+    They did not cut the validation set, and they held out a fixed share.
+    """
     data = config.data
-    if data.val_limit != "auto" or data.train_limit is None:
-        return config
-    found = saved_anywhere(Run.of(config), config)
-    return replace(config, data=replace(data, val_limit=found.config.data.val_limit)) if found else config
+    keys = [key for key in ("val_limit", "val_fraction") if getattr(data, key) == "auto"]
+    if data.train_limit is None and "val_limit" in keys:
+        keys.remove("val_limit")
+    found = saved_anywhere(Run.of(config), config) if keys else None
+    before = {key: getattr(found.config.data, key) for key in keys} if found else {}
+    return replace(config, data=replace(data, **before))
 
 
 def is_new_run(run: Run, config: Config) -> bool:

@@ -13,9 +13,12 @@ runs/NAME/
     events.out.tfevents... wandb/       what TensorBoard reads; what Weights & Biases keeps of it
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +37,8 @@ LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
 
 
 class Run(Results):
+    pinned: int | None = None  # a descriptor of the folder, which stays its own under any name
+    moved_from: Path | None = None  # where it was pinned, if it is there no more
     bucket: Bucket | None = None  # whence the folder is copied, of a run that was opened by a URL
 
     @classmethod
@@ -75,6 +80,23 @@ class Run(Results):
     def all_in(cls, folder: Path, below: str = "*") -> list[Self]:
         """The runs among the folders in a folder; below="**": at any depth, the folder itself included."""
         return [cls(config.parent) for config in sorted(folder.glob(f"{below}/{CONFIG}"))]
+
+    def pin(self) -> None:
+        """Hold on to the folder, so that `follow` finds it again after it was renamed."""
+        if sys.platform == "linux":
+            self.pinned = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def follow(self) -> bool:
+        """Return whether the pinned folder is still in its place. If it was renamed, this object follows it."""
+        if self.pinned is None:
+            return True
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self.directory), os.fstat(self.pinned)):
+                return self.moved_from is None
+        self.moved_from = self.moved_from or self.directory
+        found = Path(os.readlink(f"/proc/self/fd/{self.pinned}"))
+        self.directory = found if found.is_dir() else self.directory
+        return False
 
     def exists(self) -> bool:
         return self.config_file.is_file()
@@ -143,7 +165,7 @@ class Run(Results):
     @property
     def wandb_folder(self) -> Path:
         """The folder that Weights & Biases makes in a folder that it is given."""
-        return self.directory / "wandb"
+        return own_folder(self.directory / "wandb")
 
     def mirror_lock_file(self, tracker: str) -> Path:
         return self.directory / f".mirror-{tracker}.lock"

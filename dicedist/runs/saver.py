@@ -84,8 +84,9 @@ class Saver:
     def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
         """Write the parts into the checkpoint's folder, or send them from a temporary one."""
         files: checkpoint.Files = {}
-        shared = contextlib.nullcontext(str(checkpoint.partial(self.run.checkpoints, step)))
         try:
+            self.refuse_removed()
+            shared = contextlib.nullcontext(str(checkpoint.partial(self.run.checkpoints, step)))
             with shared if self.sees_folder else tempfile.TemporaryDirectory() as folder:
                 for name, tensors in snapshots.items():
                     files |= checkpoint.write_part(Path(folder), name, tensors)
@@ -96,6 +97,11 @@ class Saver:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             return {"error": str(error)}
         return {"files": files, "sent": [] if self.sees_folder else [*files]}
+
+    def refuse_removed(self) -> None:
+        """Follow the run's folder if it was renamed; OSError if it was removed: half a run must not take its place."""
+        if not self.run.follow() and not self.run.directory.is_dir():
+            raise FileNotFoundError(f"{self.run} was removed")
 
     def report(self) -> Report:
         """Return what this rank has written since the last call; rank 0 receives it."""
@@ -123,6 +129,7 @@ class Saver:
             for report in reports:
                 if "error" in report:
                     raise OSError(report["error"])
+            self.refuse_removed()
             files = {name: entry for report in reports for name, entry in report["files"].items()}
             draft = checkpoint.partial(self.run.checkpoints, self.step)
             files |= checkpoint.write_part(draft, checkpoint.RECORDS, checkpoint.pack_records(self.records))

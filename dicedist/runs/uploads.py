@@ -153,6 +153,8 @@ class Uploads(NoUploads):
         if not self.lease.held:
             self.lease.take()
         self.lease.confirm()
+        if not self.run.exists():
+            raise FileNotFoundError(f"{self.run} was removed, or renamed")  # the bucket keeps what it has
         if self.there is None:
             self.there = copies.manifests(self.bucket, self.bucket.listed())
         if (last := self.back_to) is not None:

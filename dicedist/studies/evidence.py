@@ -16,6 +16,7 @@ from dicedist.cluster.signals import Stopped
 from dicedist.config import names
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
+from dicedist.evaluation.saved import evaluate_run
 from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job
 from dicedist.runs.queue import Queue, last_words
@@ -73,8 +74,8 @@ class Evidence:
 
     def train(self) -> dict[str, dict[str, str]]:
         """Searches, then the runs that are compared, all without the test set; the best values of each method."""
-        best = {}
-        for method in self.protocol.methods:
+        best: dict[str, dict[str, str]] = {method: {} for method in self.protocol.methods}
+        for method in self.protocol.methods if self.protocol.trials else ():
             say(f"\n== search for {method}")
             search = Search(self.protocol.plan(method, self.directory), 1, self.at_once)
             search.run()
@@ -104,6 +105,12 @@ class Evidence:
         ]
         say("\n== test")
         self.finish(measured)
+        if self.protocol.shift:
+            say("\n== shifted images")
+            for job in (one for one in measured if one.run.directory.parent.name == "seeds"):
+                if not (job.result or {}).get("shift"):
+                    evaluate_run(job.run, self.protocol.evaluation(job.run.directory))
+                    say(f"{job.name}: measured")
         return measured
 
     def finish(self, jobs: Sequence[Job]) -> None:

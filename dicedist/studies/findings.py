@@ -1,7 +1,9 @@
 """Reads the runs of a finished protocol, and writes its page and its table."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
+from dicedist.config import names
 from dicedist.console.lines import say
 from dicedist.reporting import calibration, outside, tradeoff
 from dicedist.reporting.evidence import Comparison, markdown, sections
@@ -52,7 +54,14 @@ def compared(evidence: Evidence, best: Mapping[str, Mapping[str, str]]) -> Compa
         best,
         {method: outcomes(evidence, method) for method in groups},
         [curve for curve in curves if curve.spots],
+        100 * (protocol.member_accuracy or validated(groups[protocol.baseline])),
     )
+
+
+def validated(group: Group) -> float:
+    """The mean accuracy of members on validation inputs after training, which the test set has no part in."""
+    found = [run.run.last_validation(names.record(names.MEMBERS, names.ACCURACY)) for run in group.runs]
+    return fmean(value for value in found if value is not None)
 
 
 def group_of(label: str, style: int, jobs: Sequence[Job]) -> Group:
@@ -63,5 +72,7 @@ def group_of(label: str, style: int, jobs: Sequence[Job]) -> Group:
 
 
 def outcomes(evidence: Evidence, method: str) -> dict[str, int]:
+    if not evidence.protocol.trials:
+        return {}
     ended = Search(evidence.protocol.plan(method, evidence.directory), 1).outcomes()
     return {words: ended.count(state) for state, words in OUTCOMES.items() if state in ended}

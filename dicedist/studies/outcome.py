@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import OmegaConf
 
-from dicedist.config.compose import CONF
+from dicedist.config.compose import groups
 from dicedist.console.lines import say
 from dicedist.console.tables import table
 from dicedist.reporting.search import OUTCOMES, Attempt, search_page
@@ -28,9 +28,8 @@ def conclude(search: Search) -> dict[str, str]:
     overrides = dict(override.split("=", 1) for override in plan.fixed) | best
     figures = plan.figures(winner.values)
     remark = f"The best of {len(attempts)} trials on validation inputs (trial {winner.number}): {figures}."
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     experiment, page = plan.directory / "best.yaml", plan.directory / "search.html"
-    write_experiment(experiment, overrides, remark, groups)
+    write_experiment(experiment, overrides, remark, groups())
     replace_text(page, search_page(plan.objectives, attempts, importance(search.study)))
     say(f"best: {' '.join(f'{key}={value}' for key, value in best.items())}")
     say(f"as an experiment: {experiment}, figures: {page}")

@@ -3,13 +3,15 @@
 title: Digits, four MLPs
 setting: {data: digits, ensemble.size: 4, epochs: 30}           keys of every run
 baseline: ind                                                   what the others are compared with
-search: {trials: 12, objective: nll, seed: 1000}                the same number of trials for every method
+search: {trials: 12, objective: nll, seed: 1000}                the same number of trials for every method, or 0
 seeds: 20                                                       of the best config of each method: 0 to 19
 methods:
   ind: {optimizer.lr: "interval(0.01,0.3,log)"}                 what is searched over; plain values are fixed
   dice_one: {method: dice, redundancy.scale: one, ...}          an entry may carry another name than its method
 curves: {dice: {redundancy.delta: [0, 0.1, 0.4]}}               one key of a method's best config at other values ...
 curve_seeds: 5                                                  ... for the trade-off of diversity and accuracy
+member_accuracy: 0.55                                           at which curves are compared; else the baseline's on val
+shift: {shift: corruptions, shift_severities: [1, 3, 5]}        keys of dicedist evaluate, for the runs of the seeds
 """
 
 import json
@@ -21,15 +23,16 @@ from typing import Any
 
 import yaml
 
-from dicedist.config import nearest
+from dicedist.config import compose_request, nearest
 from dicedist.config.compose import CONF
+from dicedist.config.requests import EvaluateRequest
 from dicedist.runs.jobs import Job
 from dicedist.studies.objectives import Objective, objectives_of
 from dicedist.studies.search import Plan
 from dicedist.studies.spaces import spaces_in
 
 REQUIRED = ("title", "setting", "baseline", "search", "seeds", "methods")
-OPTIONAL = ("curves", "curve_seeds", "question")
+OPTIONAL = ("curves", "curve_seeds", "member_accuracy", "question", "shift")
 UNREAD = "evaluate.test=false"
 
 
@@ -48,13 +51,17 @@ class Protocol:
     seeds: int
     curves: Mapping[str, tuple[str, tuple[str, ...]]]  # method -> a key and its values
     curve_seeds: int
+    member_accuracy: float | None
+    shift: Mapping[str, str]
 
     def plan(self, method: str, directory: Path) -> Plan:
         """The search of a method, with the search's own seed in every trial."""
         spaces, fixed = spaces_in(self.methods[method])
         overrides = {**self.common(method), **fixed, "seed": str(self.search_seed)}
         folder = directory / "search" / method
-        return Plan(folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed)
+        return Plan(
+            folder, written(overrides), spaces, (self.objective,), self.trials, self.search_seed, study=self.path.stem
+        )
 
     def common(self, method: str) -> dict[str, str]:
         """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting differs."""
@@ -68,8 +75,13 @@ class Protocol:
         name = method if change is None else f"{method}-{change[0].rpartition('.')[2]}-{change[1]}"
         changed = dict([change]) if change else {}
         place = {"run.dir": str(directory / ("curves" if change else "seeds")), "run.name": f"{name}-seed{seed}"}
+        place["tracking.study"] = self.path.stem
         overrides = {**self.common(method), **fixed, **best, **changed, "seed": str(seed), **place}
         return Job(f"{name}-seed{seed}", (*written(overrides), UNREAD))
+
+    def evaluation(self, run: Path) -> EvaluateRequest:
+        """What measures a run on shifted images."""
+        return compose_request("evaluate", written({"run": str(run), **self.shift}), EvaluateRequest)
 
     @property
     def num_runs(self) -> dict[str, int]:
@@ -116,11 +128,16 @@ def checked(path: Path, text: str, values: dict[str, Any]) -> Protocol:
     protocol = Protocol(
         path, text, str(values["title"]), str(values.get("question", "")), texts(values["setting"]), methods,
         values["baseline"], int(search["trials"]), objective, int(search.get("seed", 1000)), int(values["seeds"]),
-        curves, int(values.get("curve_seeds", 0)),
+        curves, int(values.get("curve_seeds", 0)), values.get("member_accuracy"), texts(values.get("shift") or {}),
     )  # fmt: skip
+    if protocol.shift:
+        protocol.evaluation(Path("."))
     for method in methods:  # a misspelt key ends it here
-        if not (plan := protocol.plan(method, Path("."))).spaces:
+        plan = protocol.plan(method, Path("."))
+        if protocol.trials and not plan.spaces:
             raise ValueError(f"{path}: {method} has nothing to search over, so budgets are not equal")
+        if plan.spaces and not protocol.trials:
+            raise ValueError(f"{path}: {method} names values to search over, and search.trials=0 allows none")
         plan.check()
     return protocol
 

@@ -48,12 +48,13 @@ class Plan:
     trials: int
     seed: int = 0  # of the proposals; that of the runs is a key like any other
     prunes: bool = True
+    study: str | None = None  # in trackers; None: the name of the folder
 
     def job(self, number: int, values: Mapping[str, Any]) -> Job:
         name = f"trial-{number:04d}"
         chosen = (f"{key}={value}" for key, value in values.items())
-        place = (f"run.dir={self.directory}", f"run.name={name}", "evaluate.test=false")
-        return Job(name, (*self.fixed, *chosen, *place))
+        place = (f"run.dir={self.directory}", f"run.name={name}", f"tracking.study={self.study or self.directory.name}")
+        return Job(name, (*self.fixed, *chosen, *place, "evaluate.test=false"))
 
     def figures(self, values: Sequence[float]) -> str:
         return ", ".join(f"{o.title} {o.shown(value)}" for o, value in zip(self.objectives, values, strict=True))

@@ -9,14 +9,16 @@ The status of the run in the tracker follows from the files of the folder (`Run.
 import contextlib
 import errno
 import hashlib
+import heapq
 import json
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dicedist.config import Config
 from dicedist.config.compose import flat
@@ -114,23 +116,29 @@ class Mirror:
     def send_records(self) -> None:
         if not self.begun:
             self.begin()
-        files = {path.name: whole_lines(path) for path in (self.run.records_file, self.run.system_file)}
+        # System records first, so that they are never ahead of the others: W&B takes no step after a later one.
+        lines = {path.name: whole_lines(path) for path in (self.run.system_file, self.run.records_file)}
         # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others if
         # the user changed how often a record is written, or how training goes on.
-        changed = {name for name, lines in files.items() if self.differs(name, lines)}
-        if changed and self.destination.start_over():
-            self.state.keep(received={}, marks={}, sent={})
-            changed = set()
-        for name, lines in files.items():
-            received = 0 if name in changed else self.state["received"].get(name, 0)
-            records = [json.loads(line) for line in lines[received:]]
+        changed = {name for name in lines if self.differs(name, lines[name])}
+        if changed:
+            again = lines if self.destination.start_over() else changed
+            self.state.keep(received={**self.state["received"], **dict.fromkeys(again, 0)})
+        files = []
+        for name in lines:
+            records = [json.loads(line) for line in lines[name][self.state["received"].get(name, 0) :]]
             known = self.destination.known(records) if name in changed or self.unsure else set()
-            for some in chunks(records, LINES_AT_ONCE):
-                self.destination.send_records([without(record, known) for record in some])
-                received += len(some)
-                marks = {**self.state["marks"], name: digest_lines(lines[:received])}
-                self.state.keep(received={**self.state["received"], name: received}, marks=marks)
+            files.append([(name, without(record, known)) for record in records])
+        for some in chunks(list(heapq.merge(*files, key=step_of)), LINES_AT_ONCE):
+            self.destination.send_records([record for _, record in some])
+            self.note_received(Counter(name for name, _ in some), lines)
         self.unsure = False
+
+    def note_received(self, counts: Mapping[str, int], lines: Mapping[str, Sequence[str]]) -> None:
+        """Keep how many lines of each file the tracker has, and a digest of them."""
+        received = Counter(self.state["received"]) + Counter(counts)
+        marks = {name: digest_lines(lines[name][: received[name]]) for name in counts}
+        self.state.keep(received=dict(received), marks={**self.state["marks"], **marks})
 
     def differs(self, name: str, lines: Sequence[str]) -> bool:
         """Return whether the lines that were sent are no longer those of the file."""
@@ -185,7 +193,12 @@ def values_of(run: Run) -> dict[str, float]:
     return numbers_in({f"test/{name.replace('.', '/')}": value for name, value in (flat(result) | nats).items()})
 
 
-def without(record: dict, known: set[tuple[str, int]]) -> dict:
+def step_of(line: tuple[str, Mapping[str, Any]]) -> int:
+    """Return the step of a record that comes with the name of its file."""
+    return int(line[1]["step"])
+
+
+def without(record: Mapping[str, Any], known: set[tuple[str, int]]) -> dict[str, Any]:
     """Return the record without the values that the tracker has."""
     return {name: value for name, value in record.items() if (name, record["step"]) not in known}
 

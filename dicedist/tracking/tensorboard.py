@@ -10,14 +10,14 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from dicedist.config import Config, compose_config, flatten
+from dicedist.config import Config, flatten
+from dicedist.config.compose import chosen_settings
 from dicedist.reporting.svg import Figure
 from dicedist.runs.run import Run
 from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.mirror import FINISHED, values_of
 
 COMPARED = ("data.name", "method.name", "network.name", "structure", "ensemble.size", "seed")
-NOT_COMPARED = ("run.", "tracking.", "data.root", "resume", "resuming.")
 SUMMARY = ("test/ensemble/accuracy", "test/ensemble/nll", "test/ensemble/ece", "test/members/accuracy")
 
 
@@ -84,9 +84,6 @@ class TensorBoard(Destination):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings by which TensorBoard compares runs: a few, and those that are not the default."""
-        usual, plain = flatten(compose_config([])), bool | int | float | str
-        return {
-            key: value if isinstance(value, plain) else str(value)
-            for key, value in self.settings().items()
-            if key in COMPARED or (value != usual.get(key) and not key.startswith(NOT_COMPARED))
-        }
+        settings, plain = self.settings(), bool | int | float | str
+        chosen = {key: settings[key] for key in (*COMPARED, *chosen_settings(self.config))}
+        return {key: value if isinstance(value, plain) else str(value) for key, value in chosen.items()}

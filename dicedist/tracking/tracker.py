@@ -193,7 +193,7 @@ class Tracker(SilentTracker):
                 mirror.stdin.close()
         if not finished or not self.mirrors:
             return []
-        self.say(f"\nsending the results to {' and '.join(TRACKERS[tracker] for tracker in self.mirrors)} ...")
+        self.say(f"\nsending the results to {', '.join(TRACKERS[tracker] for tracker in self.mirrors)} ...")
         deadline = time.monotonic() + MIRROR_LIMIT
         return [tracker for tracker, mirror in self.mirrors.items() if not received(mirror, deadline)]
 

@@ -1,7 +1,7 @@
 """Weights & Biases as a destination: online with an API key, otherwise offline, in the folder wandb/ of the run.
 
-A run that resumes continues the same run there. Every record is a row with the run's own step as its x-axis: W&B's own
-counter only goes up, and records of the same step come from two files.
+A run that resumes continues the same run there. W&B takes no step after a later one, so steps that are run again after
+a crash are skipped.
 """
 
 import os
@@ -25,27 +25,24 @@ from dicedist.tracking.state import State
 
 DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 INIT_TIMEOUT = 20.0  # seconds
-STEP = "step"  # the x-axis of every figure
 UNFIT = re.compile(r"[^\w.-]")  # in the name of an artifact
 
 
 class WeightsAndBiases(Destination):
-    """State: rows: the next row of the history; last: name of a metric -> its last step."""
-
     name = "wandb"
 
     def __init__(self, run: Run, config: Config):
         super().__init__(run, config)
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
-        self.state = State(run.mirror_file(self.name), rows=0, last={})
+        self.state = State(run.mirror_file(self.name), step=0)  # the last step that W&B has
         self.is_online = os.environ.get("WANDB_MODE", "online" if wandb.api.api_key else "offline") == "online"
         self.opened: Any = None
         self.unsent: str | None = None  # the folder of what was not uploaded in time
 
     @property
     def shown(self) -> str:
-        return str(wandb.api.settings("base_url")) if self.is_online else str(self.run.wandb_folder)
+        return str(wandb.api.settings("base_url")) if self.is_online else str(self.run)
 
     @property
     def remedy(self) -> str:
@@ -54,10 +51,6 @@ class WeightsAndBiases(Destination):
     def begin(self) -> bool:
         if self.opened is not None:
             return False
-        if self.run.wandb_folder.is_symlink():
-            raise ValueError(
-                f"{self.run.wandb_folder} is a link, and nothing is written through links in a run's folder"
-            )
         is_new = self.state["run_id"] is None
         self.opened = wandb.init(
             project=self.config.tracking.experiment,
@@ -66,7 +59,7 @@ class WeightsAndBiases(Destination):
             resume="allow" if self.is_online and not is_new else None,
             group=self.config.tracking.study,
             config=flatten(self.run.plan().resolve(self.config)),
-            dir=str(self.run.directory),
+            dir=str(self.run.wandb_folder.parent),
             mode="online" if self.is_online else "offline",
             reinit="create_new",
             settings=wandb.Settings(
@@ -74,31 +67,15 @@ class WeightsAndBiases(Destination):
                 init_timeout=INIT_TIMEOUT, finish_timeout=PATIENCE, finish_timeout_raises=True,
             ),
         )  # fmt: skip
-        self.opened.define_metric("*", step_metric=STEP)
         if is_new:
-            self.state.keep(run_id=self.opened.id, rows=0, last={})
+            self.state.keep(run_id=self.opened.id, step=0)
         return is_new
 
-    def known(self, records: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
-        last = self.state["last"]
-        return {
-            (name, record[STEP])
-            for record in records
-            for name in numbers_in(record)
-            if record[STEP] <= last.get(name, -1)
-        }
-
     def send_records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        last = {**self.state["last"]}
         for record in records:
-            if numbers := numbers_in(record):
-                self.log({STEP: record[STEP], **numbers})
-                last |= dict.fromkeys(numbers, record[STEP])
-        self.state.keep(last=last)
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        self.opened.log(values, step=self.state["rows"])
-        self.state.values["rows"] += 1
+            if record["step"] >= self.state["step"]:
+                self.opened.log(numbers_in(record), step=record["step"])
+                self.state.values["step"] = record["step"]
 
     def send_result(self, values: Mapping[str, float]) -> None:
         self.opened.summary.update(dict(values))
@@ -106,7 +83,8 @@ class WeightsAndBiases(Destination):
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:
         """Show the report and its figures, and keep the files as an artifact: W&B has its own config.yaml."""
         pages = {f"figures/{name}": wandb.Html(figure.svg, inject=False) for name, figure in figures.items()}
-        self.log({"report": wandb.Html(self.run.report_file.read_text("utf-8"), inject=False), **pages})
+        pages["report"] = wandb.Html(self.run.report_file.read_text("utf-8"), inject=False)
+        self.opened.log(pages, step=self.state["step"])
         artifact = wandb.Artifact(self.artifact_name("files"), type="run")
         for path in files:
             artifact.add_file(str(path))

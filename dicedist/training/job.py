@@ -32,7 +32,7 @@ class Job:
     placement: Placement
     source: Source
 
-    @property
+    @cached_property
     def run(self) -> Run:
         return Run.of(self.config)
 

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.schedules import Schedules
+from dicedist.cluster import signals
 from dicedist.cluster.process import EndedElsewhere
 from dicedist.cluster.world import World
 from dicedist.evaluation.about import described
@@ -41,6 +42,8 @@ class Recorder:
 
     def sync(self, done: int, validation_due: bool) -> None:
         """All ranks: one host synchronization, values and reports to rank 0, an agreement on what comes next."""
+        if self.world.reports and not self.saver.run.follow():
+            signals.ask()  # all ranks save and end after the next step
         values, fault = self.ledger.drain()
         scaler = self.hosted.precision.scaler
         records = self.world.control.report(

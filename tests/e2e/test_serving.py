@@ -79,7 +79,7 @@ def test_the_model_has_the_name_the_results_and_the_data_of_its_run(logged):
     assert data == {"shapes": "training", "shapes-test": "testing"}
     assert len(client.get_metric_history(state["run_id"], "test/ensemble/accuracy")) == 1, "sent once"
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith("[report](#/experiments/") and f"accuracy of the ensemble {100 * measured:.2f} %" in note
+    assert note.startswith("[Report](#/experiments/") and f"accuracy of the ensemble {100 * measured:.2f} %" in note
     assert client.get_model_version_by_alias("tiny", "champion").version in (1, "1")
 
 
@@ -253,9 +253,10 @@ class Registry:
     ],
 )
 def test_the_champion_has_the_lowest_validation_nll_on_the_same_data(reigning, wins, tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "val/ensemble/nll": 0.5}\n')
+    lines = [json.dumps({"step": step, "epoch": step, "val/ensemble/nll": nll}) for step, nll in ((1, 0.5), (2, 0.9))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     client = Registry(reigning)
-    registry.crown(client, "shapes", 2, Run(tmp_path), "abc")
+    registry.crown(client, "shapes", 2, registry.validation_nll(Run(tmp_path), 1), "abc")
     assert client.tags == {registry.NLL: "0.5", registry.DATA: "abc"}
     assert (client.reigning == ("champion", "2")) == wins
     assert ("shapes@champion is still version 1" in capsys.readouterr().out) != wins

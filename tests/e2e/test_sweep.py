@@ -70,7 +70,7 @@ def test_names_and_values(tmp_path):
     ]
     config = found[3].config
     assert (config.redundancy.delta, config.seed, config.run.name) == ("auto", 1, "delta-auto_seed-1")
-    assert config.tracking.experiment == "trial"
+    assert (config.tracking.experiment, config.tracking.study) == ("trial", "trial")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+import wandb as library
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 from wandb.proto.wandb_internal_pb2 import Record
@@ -16,6 +18,7 @@ from dicedist.config import compose_config
 from dicedist.runs.run import Run
 from dicedist.tracking import mirror, tracker, wandb
 from tests.support.servers import a_run, free_port, mirror_of, record
+from tests.support.wandb_server import WandbServer
 
 LOSS = "train/members/loss"
 RESULT = {"ensemble": {"accuracy": 0.75, "nll": 0.5}, "members": {"accuracy": 0.5}, "ood": {}}
@@ -40,6 +43,7 @@ def offline(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
+    library.teardown()  # the client reads the environment once in a process
 
 
 def board(directory):
@@ -74,7 +78,7 @@ def rows(directory):
 
 
 def losses(directory):
-    return [(row["step"], row[LOSS]) for row in rows(directory)[0] if LOSS in row]
+    return [(row["_step"], row[LOSS]) for row in rows(directory)[0] if LOSS in row]
 
 
 def rewritten(directory, steps):
@@ -135,11 +139,14 @@ def test_tensorboard_compares_runs_by_what_was_chosen(tmp_path):
     found = mirror_of(directory, "tensorboard").destination.hyperparameters()
     assert found["redundancy.delta"] == 0.3 and found["data.name"] == "shapes" and found["seed"] == 0
     assert found["optimizer.betas"] == "[0.8, 0.9]"
-    assert not {"data.root", "run.name", "tracking.model", "redundancy.tau"} & found.keys()
+    assert not {"data.root", "run.name", "tracking.model", "redundancy.tau", "data.val_fraction"} & found.keys()
 
 
 def test_a_run_that_resumes_continues_its_run_in_wandb(finished, offline, tmp_path, capsys):
     directory = a_run(tmp_path / "tiny", "tracking=wandb", "tracking.study=many")
+    with Run(directory).system_file.open("w") as file:
+        for step in (2, 1):  # nothing is taken from this file when a run goes back
+            file.write(json.dumps({"step": step, "time": 1e9, "throughput/seconds_per_step": 0.5}) + "\n")
     assert mirror_of(directory, "wandb").finish()
     first = Run(directory).mirror_file("wandb").read_text()
     assert losses(directory) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
@@ -152,14 +159,14 @@ def test_a_run_that_resumes_continues_its_run_in_wandb(finished, offline, tmp_pa
     assert sender.finish()
     history, summary, codes, artifacts = rows(directory)
     assert losses(directory) == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25), (5, 0.2)]
-    assert [row["_step"] for row in history] == [*range(6)], "W&B drops rows that do not go up, also over two files"
+    assert [row["_step"] for row in history] == [1, 2, 3, 4, 5] and history[1]["throughput/seconds_per_step"] == 0.5
     assert "report" in {name.partition("/")[0] for name in history[-1]} and summary["test/ensemble/accuracy"] == 0.75
     assert codes == [1, 0] and artifacts == [("run", "tiny-files")]
     assert "Weights & Biases is offline: `wandb sync" in capsys.readouterr().out
 
 
 def test_records_that_are_written_otherwise_reach_wandb_once(finished, offline, tmp_path):
-    """As when log.every_steps is changed: W&B keeps what it has, and gets the steps after it."""
+    """As when log.every_steps is changed: W&B keeps what it has, and gets the steps that follow."""
     directory = a_run(tmp_path / "tiny", "tracking=wandb")
     assert mirror_of(directory, "wandb").finish()
     rewritten(directory, (2, 4, 6, 8))
@@ -167,10 +174,47 @@ def test_records_that_are_written_otherwise_reach_wandb_once(finished, offline, 
     assert [step for step, _ in losses(directory)] == [1, 2, 3, 4, 6, 8]
 
 
-def test_a_server_of_wandb_that_is_gone_is_one_line(finished, offline, tmp_path, monkeypatch, capsys):
-    for name, value in {"WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}", "WANDB_API_KEY": "a" * 40}.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def online(offline, monkeypatch):
+    """A server that answers the client of W&B, which has an API key."""
+    server = WandbServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", server.uri)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.delenv("WANDB_MODE")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_with_an_api_key_records_go_to_the_server(finished, online, tmp_path, capsys):
+    directory = a_run(tmp_path / "tiny", "tracking=wandb")
+    assert mirror_of(directory, "wandb").finish()
+    record(directory, (4, 5))
+    assert mirror_of(directory, "wandb").finish()
+    assert [(row["_step"], row[LOSS]) for row in online.history] == [(step, 1 / step) for step in range(1, 6)]
+    resumed = [variables["name"] for name, variables in online.asked if name == "RunResumeStatus"]
+    assert resumed == [json.loads(Run(directory).mirror_file("wandb").read_text())["run_id"]]
+    told = capsys.readouterr()
+    assert online.codes == [1, 1] and (told.out, told.err) == ("", "")
+
+
+def test_a_server_of_wandb_that_dies_leaves_files_to_sync(finished, online, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mirror, "PATIENCE", 2)
+    monkeypatch.setattr(wandb, "PATIENCE", 2)
+    directory = a_run(tmp_path / "tiny", "tracking=wandb")
+    sender = mirror_of(directory, "wandb")
+    sender.begin()
+    online.shutdown()
+    online.server_close()
+    assert not sender.finish()
+    assert "does not answer" in capsys.readouterr().err
+    (folder,) = directory.glob("wandb/run-*")
+    assert sender.destination.remedy == f"wandb sync {folder}" and [*folder.glob("*.wandb")]
+
+
+def test_a_server_of_wandb_that_is_gone_is_one_line(finished, online, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setattr(mirror, "PATIENCE", 1)
     monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2)
     directory = a_run(tmp_path / "tiny", "tracking=wandb")

@@ -24,7 +24,7 @@ import psutil
 
 from dicedist.console.tables import table
 from dicedist.tracking.environment import git_commit
-from tests.faults import buckets, files, processes, tracking
+from tests.faults import buckets, files, processes, readers, tracking
 from tests.faults.buckets import harm_kill_and_wipe
 from tests.faults.files import damage_checkpoint, flip_a_bit, truncate, while_down
 from tests.faults.subject import KINDS, Run, difference
@@ -63,6 +63,11 @@ FAULTS = {
     "evaluation.json of a finished run shortened": (files.shorten_the_evaluation, SMALL, 2),
     "config.yaml damaged": (while_down(files.damage_the_config, refused="config.yaml"), SMALL, 2),
     "prepared images damaged": (while_down(files.damage_the_images, refused="damaged"), SMALL, 3),
+    "evaluated while it trains": (readers.evaluate_meanwhile, SMALL, 3),
+    "two evaluations at the same moment": (readers.evaluate_twice, SMALL, 2),
+    "gone back to a step, then a rank killed": (readers.go_back_and_kill, ("nets", "branches"), 3),
+    "the keys of torch's store overwritten": (readers.write_to_the_store, ("nets", "branches"), 2),
+    "the run's folder renamed": (readers.rename_the_folder, SMALL, 2),
     "the mirror killed": (tracking.kill_the_mirror, SMALL, 3),
     "a rank killed, with MLflow": (tracking.kill_a_rank, RANKED, 3),
     "the MLflow server slow, a byte every 5 s": (bad_server("slow", heals=False), SMALL, 2),

@@ -179,3 +179,28 @@ def test_a_refused_change_leaves_no_trace(stopped):
         build(stopped.directory.parent, "redundancy.memory=7", "resume.allow=[redundancy.memory]")
     assert state_of(stopped) == before
     build(stopped.directory.parent)
+
+
+def test_a_run_whose_folder_is_renamed_saves_there_and_stops(tmp_path, reference):
+    def rename(trainer, done):
+        if done == 6:
+            (tmp_path / "tiny").rename(tmp_path / "moved")
+
+    line = r"tiny was renamed to .*moved while it trained: stopped after step 6, saved there; rename it back"
+    with pytest.raises(ValueError, match=line):
+        train(tmp_path, after_step=rename)
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+    assert Run(tmp_path / "moved").newest_checkpoint().step == 6
+    (tmp_path / "moved").rename(tmp_path / "tiny")
+    train(tmp_path)
+    assert_same_run(tmp_path / "tiny", reference)
+
+
+def test_a_run_whose_folder_is_removed_stops(tmp_path):
+    def remove(trainer, done):
+        if done == 6:
+            shutil.rmtree(tmp_path / "tiny")
+
+    with pytest.raises(ValueError, match="tiny was removed while it trained: stopped after step 6, nothing is saved"):
+        train(tmp_path, after_step=remove)
+    assert not (tmp_path / "tiny").exists()

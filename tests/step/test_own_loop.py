@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dicedist import ConditionalRedundancy, losses
+from dicedist import ConditionalRedundancy, DistributedRedundancy, losses
 from dicedist.algorithm.randomness import generator
 from tests.algorithm1 import Algorithm1
 from tests.support import references
@@ -98,6 +98,93 @@ def test_members_may_come_as_a_list_and_without_scales():
     assert one(list(means), list(scales), labels).equal(other(means, None, labels))
     low = one.independence(means, labels)
     assert low.shape == (B,) and ((0 < low) & (low < 1)).all()
+
+
+def called(redundancy, means, scales, labels):
+    """Call either object; the distributed one takes members by number."""
+    if isinstance(redundancy, DistributedRedundancy):
+        return redundancy(dict(enumerate(means)), dict(enumerate(scales)), labels)
+    return redundancy(means, scales, labels)
+
+
+both = pytest.mark.parametrize("build", [ConditionalRedundancy, DistributedRedundancy])
+
+
+@both
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_autocast_changes_nothing(build, half):
+    """The discriminator computes in float32: in half precision its gradients are wrong after one step."""
+    labels, (means, scales) = batch_at(0).labels_B, random_features(2, 8)
+    found = []
+    for enabled in (False, True):
+        redundancy, own = build(2, 8, K, 0.1), means.clone().requires_grad_()
+        with torch.autocast("cpu", half, enabled=enabled):
+            for _ in range(2):
+                called(redundancy, own, scales, labels).backward()
+                redundancy.learn()
+            plain = redundancy if build is ConditionalRedundancy else redundancy.own
+            found.append([own.grad, plain.independence(means.to(half), labels), *redundancy.parameters()])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
+def test_a_discriminator_in_half_precision_is_refused():
+    redundancy = ConditionalRedundancy(2, 8, K).half()
+    with pytest.raises(ValueError, match="discriminator is torch.float16: keep it in float32, and use autocast"):
+        redundancy(*random_features(2, 8), batch_at(0).labels_B)
+
+
+@both
+@pytest.mark.parametrize("reading", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_it_only_reads(build, reading):
+    """The value is that of training, and training goes on as if nothing had been read."""
+    labels, (means, scales) = batch_at(0).labels_B, random_features(2, 8)
+    found = []
+    for reads in (False, True):
+        redundancy, own = build(2, 8, K, negatives=2, terms="both"), means.clone().requires_grad_()
+        for _ in range(2):
+            loss = called(redundancy, own, scales, labels)
+            if reads:
+                with reading():
+                    assert called(redundancy, own, scales, labels).equal(loss)
+                    called(redundancy, own[:, :5], scales[:, :5], labels[:5])
+            loss.backward()
+            redundancy.learn()
+        found.append([own.grad, *redundancy.parameters()])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
+def test_reading_comes_first_in_some_loops():
+    """Lightning checks validation before it trains, in inference mode, whose tensors autograd refuses."""
+    labels, (means, scales) = batch_at(0).labels_B, random_features(2, 8)
+    redundancy = ConditionalRedundancy(2, 8, K)
+    with torch.inference_mode():
+        redundancy(means, scales, labels)
+    with pytest.raises(ValueError, match="there is no batch to learn from"):
+        redundancy.learn()
+    redundancy(means.requires_grad_(), scales, labels).backward()
+    assert redundancy.learn()["redundancy"].isfinite()
+
+
+def test_the_last_of_several_batches_is_learned():
+    labels, features = batch_at(0).labels_B, random_features(2, 8)
+    once, twice = (ConditionalRedundancy(2, 8, K) for _ in range(2))
+    twice(*random_features(2, 8, seed=1), labels)
+    for redundancy in (once, twice):
+        redundancy(*features, labels)
+        redundancy.learn()
+    assert all(one.equal(other) for one, other in zip(once.parameters(), twice.parameters(), strict=True))
+
+
+def test_an_optimizer_of_all_parameters_leaves_the_discriminator_alone():
+    """Loops that accumulate gradients clear none between two batches."""
+    labels, (means, scales) = batch_at(0).labels_B, random_features(2, 8)
+    redundancy, own = ConditionalRedundancy(2, 8, K), torch.nn.Parameter(means)
+    optimizer = torch.optim.AdamW([own, *redundancy.parameters()], 0.1)
+    redundancy(own, scales, labels).backward()
+    redundancy.learn()
+    before = [parameter.clone() for parameter in redundancy.parameters()]
+    optimizer.step()
+    assert all(one.equal(other) for one, other in zip(before, redundancy.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(

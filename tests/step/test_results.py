@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from dicedist import evaluate, export, predict, trainer
 from dicedist.config import compose_config
@@ -14,7 +15,7 @@ from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.library import score
 from dicedist.runs import checkpoint
-from dicedist.runs.files import save_tensors
+from dicedist.runs.files import dump_checked, save_tensors
 from dicedist.runs.results import Results
 from dicedist.runs.run import Run
 
@@ -219,3 +220,61 @@ def test_probabilities_in_place_of_logits_are_noticed(tmp_path, capsys):
     assert capsys.readouterr().err.count(line) == 1
     score(torch.randn(3, 20, 4).softmax(2), torch.zeros(20, dtype=torch.int64))
     assert capsys.readouterr().err.count(line) == 1
+
+
+def test_a_checkpoint_that_training_removes_meanwhile_is_replaced_by_the_next(run, capsys, monkeypatch):
+    """It is removed after it was found and before its tensors are read."""
+    newest, older = checkpoint.path_of(run.checkpoints, 6), checkpoint.path_of(run.checkpoints, 3)
+    aside = newest.rename(run.directory / "aside")
+    tensors_of = checkpoint.tensors_of
+
+    def pruned(found, *arguments):
+        if older.exists():
+            shutil.rmtree(older)
+            aside.rename(newest)
+        return tensors_of(found, *arguments)
+
+    monkeypatch.setattr(checkpoint, "tensors_of", pruned)
+    ensemble = load_ensemble(run)
+    assert ensemble.about.step == 6 and ensemble.about.temperature == temperature_of(run)
+    shutil.copytree(newest, aside)
+    newest.rename(older)
+    (older / "manifest.json").write_text(remanifested(older, 3))
+    evaluate.run([f"run={run}"])
+    assert "after step 6 of" in capsys.readouterr().out and run.result()["step"] == 6
+    assert not older.exists()
+
+
+def remanifested(path, step):
+    manifest = json.loads((path / "manifest.json").read_text()) | {"step": step}
+    del manifest["sha256"]
+    return dump_checked(manifest)
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(run, tmp_path, monkeypatch):
+    for module in ("evaluation.saved.sources.load", "evaluation.loading.load_ensemble"):
+        monkeypatch.setattr(f"dicedist.{module}", None)
+    monkeypatch.setattr("os.access", lambda path, mode: str(tmp_path / "sealed") != str(path))
+    (tmp_path / "sealed").mkdir()
+    logits_in(tmp_path / "a.npz")
+    line = f"user .* cannot write to {tmp_path / 'sealed'}, .* or write output="
+    for act in (
+        lambda: evaluate.run([f"run={run}", f"output={tmp_path / 'sealed' / 'a'}"]),
+        lambda: evaluate.run([f"logits={tmp_path / 'a.npz'}", f"output={tmp_path / 'sealed'}"]),
+        lambda: export.run([f"run={run}", f"output={tmp_path / 'sealed' / 'a.pt2'}"]),
+    ):
+        with pytest.raises(ValueError, match=line):
+            act()
+
+
+def test_a_full_disk_is_no_fault_of_the_program(run, tmp_path, monkeypatch):
+    """torch and safetensors raise errors of their own, which a launcher would take for a fault."""
+    full = lambda *arguments, **more: (_ for _ in ()).throw(RuntimeError("PytorchStreamWriter failed writing file"))  # noqa: E731
+    monkeypatch.setattr("torch.export.save", full)
+    with pytest.raises(OSError, match=r"a.pt2 could not be written: PytorchStreamWriter failed"):
+        export.run([f"run={run}", f"output={tmp_path / 'a.pt2'}"])
+    before = run.result_file.read_bytes(), run.logits_file.read_bytes()
+    monkeypatch.setattr("dicedist.runs.files.save_file", lambda *a: (_ for _ in ()).throw(SafetensorError("I/O error")))
+    with pytest.raises(OSError, match=r"logits.safetensors could not be written: I/O error"):
+        evaluate.run([f"run={run}"])
+    assert (run.result_file.read_bytes(), run.logits_file.read_bytes()) == before

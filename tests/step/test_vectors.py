@@ -1,6 +1,7 @@
 """Vectors through every command: training that resumes bit for bit, evaluation, report, prediction and export."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from dicedist.config import compose_config
 from dicedist.config.plan import Plan
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
-from tests.support import tiny
+from tests.support import CHECKOUT, tiny
 from tests.support.steps import batch_at, build_step
 
 VECTORS = [
@@ -27,6 +28,20 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vectors")
     train.run([*TINY, *VECTORS, f"run.dir={folder}"])
     return folder / "tiny"
+
+
+TRITON = {"TYPE_FP32": torch.float32, "TYPE_INT64": torch.int64, "TYPE_BOOL": torch.bool}
+TENSOR = re.compile(r'name: "(\w+)" data_type: (\w+) dims: \[ ([\d, ]+) \]( reshape \{ shape: \[ \] \})?')
+
+
+def test_the_page_on_serving_tells_triton_what_the_graph_is(run):
+    """An export to ONNX names its input `images`, and its outputs as the ensemble does."""
+    answers = load_ensemble(run)(torch.zeros(5, 64))
+    (images, *outputs) = TENSOR.findall((CHECKOUT / "docs/serving.md").read_text())
+    assert images == ("images", "TYPE_FP32", "64", "") and len(outputs) == 7
+    for name, kind, dims, reshaped in outputs:
+        shape = () if reshaped else tuple(map(int, dims.split(",")))
+        assert (answers[name].dtype, tuple(answers[name].shape[1:])) == (TRITON[kind], shape), name
 
 
 def test_resumed_equals_uninterrupted(tmp_path):

@@ -26,6 +26,7 @@ def test_defaults_are_the_papers_main_job():
     [
         ("redundncy.delta=0.1", "redundncy.delta: there is no such key (did you mean redundancy.delta?)"),
         ("epoch=3", "epoch: there is no such key (did you mean epochs?)"),
+        ("evidence=digits", "evidence: there is no such key"),
         ("+foo=1", "+foo=1: write key=value, with a key that `--help` lists"),
         ("~seed", "~seed: write key=value"),
         ("seed", "seed: write key=value"),
@@ -174,9 +175,20 @@ def test_the_config_of_an_earlier_run_names_its_tracker(tmp_path):
     assert Run(tmp_path).config().tracking.trackers == ["mlflow"]
 
 
-def test_help_lists_every_choice_and_key(capsys):
+def test_help_shows_the_usual_keys(capsys):
     train.run(["--help"])
     shown = capsys.readouterr().out
+    assert len(shown.splitlines()) < 60
+    for text in ("torchrun --nproc_per_node=5 -m dicedist.train", "    method=adp|", "    ensemble.size=auto  "):
+        assert text in shown
+    assert "evidence=" not in shown and "max_pairs" not in shown
+    assert shown.endswith("dicedist train --help all lists every key.\n")
+
+
+def test_help_lists_every_choice_and_key(capsys):
+    train.run(["--help", "all"])
+    shown = capsys.readouterr().out
+    assert "evidence=" not in shown
     for text in ("torchrun --nproc_per_node=5 -m dicedist.train", "method=", "dice", "max_pairs: null", "experiment="):
         assert text in shown
     for key, remark in (

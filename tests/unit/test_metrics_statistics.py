@@ -7,6 +7,7 @@ from scipy import stats
 
 from dicedist.metrics import accuracy, bootstrap, ece, nll, over_seeds, paired_over_seeds
 from dicedist.metrics.measures import ENSEMBLE
+from dicedist.metrics.statistics import Course, at_equal
 
 PER_INPUT = [measure for measure in ENSEMBLE if measure.per_input is not None]
 
@@ -101,6 +102,30 @@ def test_pairing_narrows_the_interval_of_a_difference():
     alone = bootstrap(per_input, log_p_NK, labels_N)
     paired = bootstrap(per_input, log_p_NK, labels_N, noisy_NK)
     assert paired.upper - paired.lower < 0.2 * (alone.upper - alone.lower)
+
+
+def test_a_curve_is_read_at_one_place():
+    x_SP = torch.tensor([[50.0, 54, 58], [52, 56, 60], [51, 55, 59]], dtype=torch.float64)
+    line = at_equal(Course(x_SP, 2 * x_SP), 56.0)
+    assert line == pytest.approx((112, 0, 112, 112, 3), abs=1e-9)
+    # A curve that turns back has one value at a place, not its highest: points are joined in the order of x.
+    turning = Course(torch.tensor([[50.0, 58, 54]]), torch.tensor([[0.1, 0.2, 0.9]]))
+    assert at_equal(turning, 56.0).mean == pytest.approx((0.9 + 0.2) / 2)
+    assert at_equal(turning, 49.9) is None and at_equal(turning, 58.1) is None
+    assert at_equal(Course(x_SP, x_SP), 50.5) is None, "too often outside, where seeds are resampled"
+
+
+def test_the_interval_of_a_curve_resamples_seeds_and_pairs_them():
+    draws = np.random.default_rng(0)
+    shared = draws.normal(0, 0.05, (8, 1))
+    x = np.array([50.0, 55, 60]) + draws.normal(0, 0.3, (8, 3))
+    curves = [0.4 + level - 0.01 * (x - 55) + shared for level in (0.0, 0.1)]
+    first, second = (Course(torch.from_numpy(x), torch.from_numpy(y)) for y in curves)
+    rows = torch.randint(8, (2000, 8), generator=torch.Generator().manual_seed(0)).numpy()
+    literal = [np.interp(54, x[row].mean(0), curves[0][row].mean(0)) for row in rows]
+    alone, apart = at_equal(first, 54.0), at_equal(second, 54.0, first)
+    assert (alone.lower, alone.upper) == pytest.approx(tuple(np.quantile(literal, [0.025, 0.975])))
+    assert alone.upper - alone.lower > 0.03 and apart == pytest.approx((0.1, 0, 0.1, 0.1, 8), abs=1e-9)
 
 
 def test_the_interval_covers_what_it_says():

@@ -8,16 +8,23 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dicedist import evidence, mirror, train
+from dicedist.config import compose_config
+from dicedist.config.commands import COMMANDS
 from dicedist.config.extras import PACKAGES
 from tests.support import CHECKOUT as ROOT
 
+REPOSITORY = "https://example.org/dicedist"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPTS = [
     path
@@ -32,15 +39,24 @@ case "$*" in
     "-c "*version_info*) exit "${BAD_VERSION:-0}" ;;
     "-c "*ensurepip*) exit "${NO_VENV:-0}" ;;
     "-m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    "-m pip config list") echo "${PIP_CONFIGURED:-}" ;;
     "-m pip install "*) echo "pip says hello"; exit "${PIP_FAILS:-0}" ;;
 esac
 """
 
 
-def test_wheel_carries_every_config(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as the release workflow builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    environment = os.environ | {"DICEDIST_REPOSITORY": f"{REPOSITORY}/"}
+    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_wheel_carries_every_config(wheel: Path) -> None:
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
     names = set(zipfile.ZipFile(wheel).namelist())
     configs = {f"dicedist/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.*")}
@@ -54,12 +70,25 @@ def test_wheel_carries_every_config(tmp_path: Path) -> None:
 def test_extras_are_what_the_code_asks_for() -> None:
     """Every extra that a message names exists, brings its packages, and is in `all` unless another stands for it."""
     extras = PYPROJECT["project"]["optional-dependencies"]
-    (everything,) = map(Requirement, extras["all"])
+    everything = contained(extras, "all")
     for extra, modules in PACKAGES.items():
         brought = {Requirement(line).name for line in extras[extra]}
-        assert set(modules) <= brought and extra in everything.extras
+        assert set(modules) <= brought and extra in everything
     for source in (ROOT / "dicedist").rglob("*.py"):
         assert set(re.findall(r"dicedist\[([a-z0-9-]+)\]", source.read_text())) <= set(extras), source
+
+
+def contained(extras: dict[str, list[str]], name: str) -> set[str]:
+    """Return the extras that an extra consists of, itself included."""
+    others = {other for line in extras[name] if (it := Requirement(line)).name == "dicedist" for other in it.extras}
+    return {name}.union(*(contained(extras, other) for other in others))
+
+
+def test_an_install_for_the_cpu_has_all_but_cuda() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert contained(extras, "all") - contained(extras, "all-cpu") == {"all", "dali"}
+    core = {Requirement(line).name for line in PYPROJECT["project"]["dependencies"]}
+    assert not core & {"mlflow", "onnx", "onnxruntime", "nvidia-dali-cuda130", "optuna", "pyarrow", "timm"}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +111,18 @@ def test_a_missing_extra_is_one_line(call: Callable, line: str, monkeypatch: pyt
     monkeypatch.setattr("dicedist.config.extras.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=line):
         call()
+
+
+def test_mlflow_skinny_suffices_for_a_server_that_gets_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lambda name: None if name == "sqlalchemy" else object()  # noqa: E731
+    monkeypatch.setattr("dicedist.config.extras.find_spec", found)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    server, no_model = "tracking.uri=http://127.0.0.1:5000", "tracking.model=null"
+    assert compose_config(["data=shapes", server, no_model]).tracking.trackers == ["mlflow"]
+    for words in ([], [server], [no_model]):
+        assert compose_config(["data=shapes", *words]).tracking.trackers == []
+        with pytest.raises(ValueError, match="mlflow-skinny sends records to a server and no model: write"):
+            train.run(["data=shapes", "tracking=mlflow", *words])
 
 
 def test_pins_satisfy_ranges() -> None:
@@ -115,8 +156,8 @@ def project(tmp_path: Path) -> Path:
     project = tmp_path / "my project"
     (project / "launch").mkdir(parents=True)
     shutil.copy(ROOT / "launch/install", project / "launch/install")
-    for name in ("pyproject.toml", "constraints.txt"):
-        (project / name).write_text(name)
+    (project / "pyproject.toml").write_text("")
+    (project / "constraints.txt").write_text("torch==2.14.1\n")
     return project
 
 
@@ -128,7 +169,8 @@ def install(tmp_path: Path) -> Install:
     python.chmod(0o755)
 
     def run(project: Path, *arguments: str, **faults: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHON": str(python), "ASKED": str(tmp_path / "asked")} | faults
+        path = f"{tmp_path / 'tools'}:/usr/bin:/bin"  # a test may put a uv there
+        environment = os.environ | {"PATH": path, "PYTHON": str(python), "ASKED": str(tmp_path / "asked")} | faults
         command = [project / "launch/install", *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
@@ -157,10 +199,54 @@ def test_install_runs_again_only_after_a_change(project: Path, install: Install)
     assert pip_calls(moved) == 3, "an editable install points at the old folder"
 
 
+def test_the_list_of_cells_installs_nothing(project: Path) -> None:
+    shutil.copy(ROOT / "launch/paper", project / "launch/paper")
+    (project / "conf").mkdir()
+    shutil.copy(ROOT / "conf/paper.csv", project / "conf/paper.csv")
+    (project / "launch/install").write_text("#!/usr/bin/env bash\necho installed >>asked\nexit 1\n")
+    (project / "launch/install").chmod(0o755)
+    told = subprocess.run([project / "launch/paper", "--list"], capture_output=True, text=True)
+    assert told.returncode == 0 and not told.stderr and not (project / "asked").exists()
+    head, *rows = told.stdout.splitlines()
+    assert head.split() == ["cell", "table", "measure", "paper"]
+    assert rows[0].split() == ["cifar10/resnet110-branch3-adp", "cifar10", "ensemble.accuracy", "95.43", "+-", "0.12"]
+    assert subprocess.run([project / "launch/paper", "--table", "ood"], capture_output=True).returncode == 1
+    assert (project / "asked").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_names_no_script_that_the_wheel_lacks(name: str) -> None:
+    assert "launch/" not in (import_module(f"dicedist.{name}").__doc__ or "")
+
+
 def test_extra_is_installed_after_the_plain_install(project: Path, install: Install) -> None:
     install(project)
     install(project, "dev")
     assert pip_calls(project) == 2
+
+
+def test_install_for_the_cpu_is_remembered(project: Path, install: Install) -> None:
+    install(project)
+    install(project, "--cpu", "dev")
+    plain, light = [line for line in (project.parent / "asked").read_text().splitlines() if "pip install" in line]
+    assert plain.endswith("--editable .[all]")
+    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
+    assert light.endswith(f"--editable .[all-cpu,dev] {index} torch==2.14.1+cpu")
+    install(project, "dev")
+    install(project)
+    assert pip_calls(project) == 2, "what launch/test and launch/quickstart ask for is there, without CUDA"
+
+
+@pytest.mark.parametrize("configured", ["", "global.index-url='https://example.org'"])
+def test_uv_installs_where_it_knows_the_index(project: Path, install: Install, configured: str) -> None:
+    (tools := project.parent / "tools").mkdir()
+    write_tool(tools / "uv", 'echo "uv $*" >>"$ASKED"')
+    done = install(project, "--cpu", PIP_CONFIGURED=configured)
+    asked = (project.parent / "asked").read_text()
+    assert done.returncode == 0 and pip_calls(project) == bool(configured)
+    options = "--constraints constraints.txt --build-constraints constraints.txt --torch-backend cpu"
+    by_uv = f"uv pip install --python .venv/bin/python --editable .[all-cpu] {options}"
+    assert (by_uv in asked) == (not configured)
 
 
 def test_failed_install_shows_the_log_and_is_tried_again(project: Path, install: Install) -> None:
@@ -173,7 +259,7 @@ def test_failed_install_shows_the_log_and_is_tried_again(project: Path, install:
 
 @pytest.mark.parametrize(
     ("faults", "message"),
-    [({"BAD_VERSION": "1"}, "no Python 3.11, 3.12 or 3.13 found"), ({"NO_VENV": "1"}, "has no venv module")],
+    [({"BAD_VERSION": "1"}, "no Python 3.11 to 3.14 found"), ({"NO_VENV": "1"}, "has no venv module")],
 )
 def test_unusable_python_is_one_clear_line(
     project: Path, install: Install, faults: dict[str, str], message: str
@@ -248,3 +334,33 @@ def test_image_is_told_what_the_code_reads() -> None:
     names = {name for words in copied for name in words.split()}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert names == kept and all((ROOT / name).exists() for name in names)
+
+
+def test_readme_of_a_release_has_absolute_links(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith("/METADATA")]
+        metadata = files.read(name).decode()
+    assert f"Project-URL: Source, {REPOSITORY}\n" in metadata
+    assert f"]({REPOSITORY}/raw/v0.1.0/docs/step.svg)" in metadata
+    assert f"]({REPOSITORY}/blob/v0.1.0/docs/methods.md)" in metadata
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", metadata.partition("\n\n")[2]) == []
+
+
+WORKFLOWS = [(path, yaml.safe_load(path.read_text())) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+
+
+@pytest.mark.parametrize(("path", "workflow"), WORKFLOWS, ids=lambda value: getattr(value, "name", ""))
+def test_workflows_run_what_is_there(path: Path, workflow: dict[str, Any]) -> None:
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"]
+        for line in (step["run"] for step in job["steps"] if "run" in step):
+            for word in line.split():
+                assert not word.startswith(("./", "tests/")) or (ROOT / word).exists(), word
+
+
+def test_workflows_test_every_python_that_is_promised() -> None:
+    (tests,) = [workflow["jobs"]["tests"] for _, workflow in WORKFLOWS if "tests" in workflow["jobs"]]
+    versions = tests["strategy"]["matrix"]["python"]
+    project = PYPROJECT["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if line.startswith("Programming Language")]
+    assert versions == named and all(version in SpecifierSet(project["requires-python"]) for version in versions)

@@ -12,11 +12,14 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch.nn.functional import one_hot
 
+from dicedist.reporting.columns import shift_reading
 from dicedist.reporting.evidence import Comparison, markdown, sections
 from dicedist.reporting.page import document
 from dicedist.reporting.records import Group, Recorded
-from dicedist.reporting.tradeoff import Curve, interpolated
+from dicedist.reporting.tradeoff import Curve, equal_accuracy
+from dicedist.runs.jobs import Job
 from dicedist.runs.run import Run
+from dicedist.studies import evidence
 from dicedist.studies.evidence import Evidence
 from dicedist.studies.protocol import commit_of, read_protocol
 from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
@@ -55,6 +58,30 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
     assert [job.name for job in jobs[:3]] == ["ind-seed0", "plain-seed0", "ind-seed1"]
     last = jobs[-1].config
     assert (last.redundancy.delta, last.seed, last.optimizer.lr, last.evaluate.test) == (0.5, 1, 0.1, False)
+    assert {trial.tracking.study, last.tracking.study} == {protocol.path.stem}, "one study in trackers"
+
+
+def test_runs_of_seeds_are_measured_on_shifted_images_once(tmp_path, monkeypatch):
+    shift = "seeds: 4\nshift: {shift: corruptions, shift_severities: [1, 3], shift_limit: 20}"
+    protocol, asked = protocol_in(tmp_path, TEXT.replace("seeds: 4", shift)), []
+    found = Evidence(protocol, tmp_path / "runs", 1)
+    monkeypatch.setattr(evidence, "commit_of", lambda path: "0123")
+    monkeypatch.setattr(found, "finish", lambda jobs: None)
+    monkeypatch.setattr(evidence, "evaluate_run", lambda run, request: asked.append((run, request)))
+    measured = {"shift": {"corruptions": {}}}
+    monkeypatch.setattr(Job, "result", property(lambda job: measured if job.name == "ind-seed0" else {}))
+    found.test({"ind": {}, "plain": {}})
+    assert sorted(run.name for run, _ in asked) == sorted(
+        f"{method}-seed{seed}" for method in ("ind", "plain") for seed in range(4) if (method, seed) != ("ind", 0)
+    )
+    request = asked[0][1]
+    assert (request.shift, request.shift_severities, request.shift_limit) == ("corruptions", [1, 3], 20)
+
+
+def test_measures_of_shifted_images_are_means_over_severities():
+    mean = {"0": {"ece": 0.9}, "1": {"ece": 0.1}, "3": {"ece": 0.3}}
+    assert shift_reading("ece")({"shift": {"corruptions": {"mean": mean}}}) == pytest.approx(0.2)
+    assert shift_reading("ece")({}) is None and shift_reading("nll")({"shift": {"a": {"mean": mean}}}) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +92,9 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
         ("seeds: 4", "seeds: 4\nsede: 1", "sede is no part of a protocol (did you mean seeds?)"),
         ("epochs: 2", "epocs: 2", "epocs: there is no such key (did you mean epochs?)"),
         ('{optimizer.lr: "interval(0.03,0.1,log)"}', "{optimizer.lr: 0.1}", "ind has nothing to search over"),
+        ("trials: 3", "trials: 0", "ind names values to search over, and search.trials=0 allows none"),
         ("{plain: {redundancy.delta", "{dice: {redundancy.delta", "curves name dice, which is none of its methods"),
+        ("seeds: 4", "seeds: 4\nshift: {shft: rotations}", "shft: there is no such key (did you mean shift?)"),
     ],
 )
 def test_mistakes_are_told_before_any_run(tmp_path, before, after, line):
@@ -151,7 +180,7 @@ def comparison(folder=None):
     }
     curves = [Curve("dice", 2, "redundancy.delta", stops), Curve("adp", 4, "beta", stops)]
     about = ("Shapes", "Which?", "0123456789abcdef", "ensemble NLL, nats")
-    return Comparison(*about, ind, [ind, dice], chosen, trials, curves)
+    return Comparison(*about, ind, [ind, dice], chosen, trials, curves, 67.0)
 
 
 def page_of(found):
@@ -199,6 +228,7 @@ def test_no_name_of_a_comparison_becomes_markup():
         {name: {EVERYTHING: EVERYTHING} for name in HOSTILE},
         {name: {EVERYTHING: 1} for name in HOSTILE},
         [Curve(name, 2, name, {name + value: one for value, one in plain.curves[0].stops.items()}) for name in HOSTILE],
+        67.0,
     )
     shown = assert_only_our_markup(document(found.title, found.about, sections(found)))
     assert EVERYTHING in shown
@@ -224,7 +254,13 @@ def test_a_column_that_some_run_lacks_is_left_out():
     assert "ratio-error" not in of_methods and "ratio-error" in of_curves
 
 
-def test_ratio_errors_are_read_between_the_points_of_a_curve():
-    curve = comparison().curves[0]
-    assert interpolated(curve, 65.0) == pytest.approx(0.6)
-    assert interpolated(curve, 70.0) == pytest.approx(0.4)
+def test_ratio_errors_are_compared_at_an_accuracy_that_is_fixed_beforehand():
+    found = comparison()
+    table = equal_accuracy(found.curves, 67.0)
+    assert [head.title for head in table.heads] == ["method", "ratio-error at 67.00 %", "difference from dice"]
+    (_, own, none), (_, same, apart) = table.rows
+    assert own == same and own.startswith("0.520 [") and none.text == ""
+    assert apart.text == "0.000 [0.000, 0.000]" and apart.kind == "unclear"
+    assert equal_accuracy(found.curves, 99.0).rows[0][1] == "not reached"
+    assert equal_accuracy(found.curves[:1], 67.0) is None
+    assert "ratio-error at 67.00 %" in page_of(found)

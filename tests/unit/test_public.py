@@ -16,6 +16,7 @@ import dicedist
 from dicedist import Ensemble
 from dicedist.config.keys import keys_of
 from dicedist.config.schema import Config
+from docs.versions import add
 from tests.support import CHECKOUT
 
 NAMES = sorted(dicedist.__all__, key=lambda name: (name == "Run", name))  # `fit` makes the run that `Run` opens
@@ -53,11 +54,13 @@ def test_its_examples_run(name, known, folder, monkeypatch):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    pytest.importorskip("zensical", reason="pip install 'dicedist[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(folder / "mkdocs.yml")]
+    for command in ([sys.executable, str(CHECKOUT / "docs/generated.py"), str(folder)], build):
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
 
 
 def test_pages_load_nothing_from_elsewhere(site):
@@ -91,9 +94,20 @@ def test_every_key_and_every_page_is_on_the_site(site):
     assert [name for name in keys_of(Config) if "." in name and f"<code>{name}</code>" not in keys] == []
     start = (site / "index.html").read_text()
     for page in (CHECKOUT / "docs").glob("*.md"):
-        assert f'href="{page.stem}.html"' in start, f"{page.name} is not in the navigation"
+        assert f'href="./{page.stem}.html"' in start, f"{page.name} is not in the navigation"
     for name in dicedist.__all__:
         assert name in (site / "reference" / "python.html").read_text()
+
+
+def test_versions_stand_next_to_each_other(tmp_path):
+    (site := tmp_path / "site").mkdir()
+    for version in ("0.10.0", "0.9.0", "0.9.0"):
+        (site / "index.html").write_text(version)
+        add(site, tmp_path / "pages", version)
+    rows = json.loads((tmp_path / "pages/versions.json").read_text())
+    assert [(row["version"], row["aliases"]) for row in rows] == [("0.10.0", ["latest"]), ("0.9.0", [])]
+    assert "url=0.10.0/index.html" in (tmp_path / "pages/index.html").read_text()
+    assert (tmp_path / "pages/0.9.0/index.html").read_text() == "0.9.0"
 
 
 def test_notebooks_hold_their_outputs():

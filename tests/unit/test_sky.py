@@ -1,5 +1,6 @@
 """launch/sky.yaml: its script with SkyPilot's variables, and its keys by SkyPilot's own schema if it is installed."""
 
+import re
 import subprocess
 
 import pytest
@@ -24,7 +25,19 @@ def test_sky_pilots_own_schema():
     jsonschema.validate(TASK["resources"], schemas.get_resources_schema())
 
 
-def test_script(tmp_path):
+def example():
+    """The ARGUMENTS that the file's own example overrides."""
+    return re.search(r'--env ARGUMENTS="([^"]+)"', (CHECKOUT / "launch" / "sky.yaml").read_text())[1]
+
+
+@pytest.mark.skipif(
+    "--shutdown" not in torchrun.get_args_parser().format_help(), reason="torchrun has --shutdown-timeout since 2.12"
+)
+@pytest.mark.parametrize(
+    ("arguments", "trackers"),
+    [(TASK["envs"]["ARGUMENTS"], []), (example(), []), ("ensemble.size=7 tracking=mlflow", ["mlflow"])],
+)
+def test_script(tmp_path, arguments, trackers):
     """What its nodes run, on two machines of four GPUs."""
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -33,7 +46,7 @@ def test_script(tmp_path):
     variables = {
         "SKYPILOT_NODE_IPS": "10.1.2.3\n10.1.2.4", "SKYPILOT_NUM_NODES": str(TASK["num_nodes"]),
         "SKYPILOT_NUM_GPUS_PER_NODE": TASK["resources"]["accelerators"].partition(":")[2],
-        "SKYPILOT_TASK_ID": "sky-managed-2026-11-17_dicedist_1-0", "PATH": "/usr/bin:/bin",
+        "SKYPILOT_TASK_ID": "sky-managed-2026-11-17_dicedist_1-0", "PATH": "/usr/bin:/bin", "ARGUMENTS": arguments,
     }  # fmt: skip
     shell = ["bash", "-euo", "pipefail", "-c", TASK["run"]]
     done = subprocess.run(
@@ -44,7 +57,7 @@ def test_script(tmp_path):
     options = torchrun.parse_args(words)
     assert options.rdzv_endpoint == "10.1.2.3:29400" and options.rdzv_id == variables["SKYPILOT_TASK_ID"]
     config = compose_config(options.training_script_args)
-    assert config.run.remote == TASK["envs"]["REMOTE"]
+    assert config.run.remote == TASK["envs"]["REMOTE"] and config.tracking.trackers == trackers
     ranks = int(options.nnodes) * int(options.nproc_per_node)
     place(ranks, config.ensemble.size, Method(config.method).counterpart is not None)
 

@@ -32,11 +32,11 @@ class Origin:
     undecayed: frozenset[str] = frozenset()  # parameters that must not decay, beside norms and biases
 
 
-INSIDE = "at_larger_size."  # in the names of parameters of what reads enlarged images
+INSIDE = "at_larger_size."  # in the names of parameters of `Enlarged`
 
 
 class Enlarged(nn.Module):
-    """What reads the images first, with images of more pixels: CIFAR's, for a network that knows larger ones."""
+    """The first layers of a network, shown images of more pixels: CIFAR's, for weights that know larger images."""
 
     def __init__(self, inside: nn.Module, size: int):
         super().__init__()

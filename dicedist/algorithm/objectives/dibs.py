@@ -30,7 +30,7 @@ from dicedist.algorithm.discriminator import HIDDEN, LAST
 from dicedist.algorithm.messages import FEATURES, Answers, Sizes, Values
 from dicedist.algorithm.objectives import CounterpartTerm, View
 from dicedist.algorithm.objectives.vceb import gaussian_divergence
-from dicedist.algorithm.pairs import within_budget
+from dicedist.algorithm.pairs import pairs_of, within_budget
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.targets import Targets
@@ -98,7 +98,7 @@ class Dibs(Counterpart):
         self.config, self.num_members, self.seed, self.pulls_to_noise = config, num_members, seed, pulls_to_noise
         self.delta = config.delta_for(num_members)
         self.network = PairNetwork(feature_dim)
-        self.register_buffer("pairs_P2", torch.combinations(torch.arange(num_members)), persistent=False)
+        self.register_buffer("pairs_P2", pairs_of(num_members), persistent=False)
 
     def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
         draws = generator(targets.labels_B.device, self.seed, "redundancy", *key)

@@ -20,7 +20,7 @@ from dicedist.runs.run import Run
 from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.mirror import FINISHED, chunks, values_of
 from dicedist.tracking.mlflow.model import SERVING, packed
-from dicedist.tracking.mlflow.registry import crown, logged_name, name_to_register
+from dicedist.tracking.mlflow.registry import crown, logged_name, name_to_register, validation_nll
 from dicedist.tracking.mlflow.store import alone, chosen_store, files_of, without_password
 from dicedist.tracking.mlflow.study import parent_of
 from dicedist.tracking.state import State, read_or_nothing
@@ -36,6 +36,7 @@ DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # the machine may have no git
 }
+SOURCE = "dicedist.train"
 ENDED = {
     "KILLED": "Training was stopped on request; the same command continues it.",
     "FAILED": "Training ended before its last step; the same command continues it.",
@@ -100,7 +101,7 @@ class MLflow(Destination):
             for some in chunks(self.parameters(), MOST_PARAMS):
                 self.client.log_batch(self.run_id, params=some)
             self.client.log_inputs(self.run_id, datasets=[self.data_set("training")])
-            self.note(f"The {self.link_to_report()} of this run appears here when it has finished.")
+            self.note(f"{self.link_to_report()}: appears here when the run has finished.")
             self.state.keep(described=True)
         return is_new
 
@@ -125,7 +126,7 @@ class MLflow(Destination):
         tags = [RunTag(f"dicedist.{key}", str(value)) for key, value in about.items()]
         study = self.config.tracking.study
         known = {
-            "mlflow.source.name": "dicedist.train",
+            "mlflow.source.name": SOURCE,
             "mlflow.source.git.commit": about.get("git_commit"),
             "mlflow.user": user(),
             "mlflow.parentRunId": parent_of(self.client, self.experiment, study) if study else None,
@@ -207,6 +208,7 @@ class MLflow(Destination):
                 self.client.get_run(self.run_id).info.experiment_id,
                 logged_name(self.run.name),
                 source_run_id=self.run_id,
+                tags={"mlflow.source.name": SOURCE, "mlflow.user": user() or ""},
                 params=params,
             )
             logged = mlflow.pyfunc.log_model(
@@ -219,7 +221,8 @@ class MLflow(Destination):
         self.client.log_outputs(self.run_id, models=[LoggedModelOutput(model.model_id, step)])
         self.state.keep(model_id=model.model_id)
         if register:
-            crown(self.client, register, logged.registered_model_version, self.run, self.digest)
+            found = validation_nll(self.run, step)
+            crown(self.client, register, logged.registered_model_version, found, self.digest)
         self.send_result(values_of(self.run))
 
     def close(self, status: str) -> None:
@@ -233,7 +236,7 @@ class MLflow(Destination):
     def link_to_report(self) -> str:
         experiment = self.client.get_run(self.run_id).info.experiment_id
         page = f"#/experiments/{experiment}/runs/{self.run_id}/artifacts/{self.run.report_file.name}"
-        return f"[report]({page})"
+        return f"[Report]({page})"
 
     def is_silent(self, error: Exception) -> bool:
         return super().is_silent(error) or getattr(error, "error_code", None) in SILENT

@@ -6,7 +6,7 @@ from typing import Any
 
 from dicedist.config import names
 from dicedist.console.lines import say, warn
-from dicedist.runs.run import Run
+from dicedist.runs.run import Run, whole_records
 
 CHAMPION = "champion"
 UNFIT = re.compile(r"[/:.%\"']")  # in the name of a logged model
@@ -52,14 +52,20 @@ def described_inputs(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype} [N, {', '.join(map(str, shape[1:]))}]"
 
 
-def crown(client: Any, name: str, version: Any, run: Run, digest: str) -> None:
+def validation_nll(run: Run, step: int) -> float | None:
+    """Return the validation NLL of the ensemble after so many steps; None without validation."""
+    key = names.validation(names.ENSEMBLE, "nll")
+    known = [record[key] for record in whole_records(run.records_file) if key in record and record["step"] <= step]
+    return known[-1] if known else None
+
+
+def crown(client: Any, name: str, version: Any, found: float | None, digest: str) -> None:
     """Give the alias to the version if none has it, or if its validation NLL is lower on the same data.
 
-    Only runs with the same data and the same held-out inputs are compared.
+    Only runs with the same data and the same held-out inputs are compared. found: the NLL of this version.
     """
     from mlflow.exceptions import MlflowException
 
-    found = run.last_validation(names.record(names.ENSEMBLE, "nll"))
     client.set_model_version_tag(name, str(version), DATA, digest)
     if found is not None:
         client.set_model_version_tag(name, str(version), NLL, repr(found))

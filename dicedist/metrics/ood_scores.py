@@ -1,0 +1,41 @@
+"""Scores that tell inputs of the training's kind from others, higher for inputs of its kind.
+
+Evaluation measures all of them. A trained ensemble answers with one: `score` computes it inside an exported graph too.
+
+Shapes: M members, N inputs, K classes.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from torch import Tensor
+
+from dicedist.metrics.scoring import confidence, ensemble_logits, entropies
+
+KNN, INDEPENDENCE, DICE_X_W, MAX_SOFTMAX = "knn", "w_only", "dice_x_w", "max_softmax"
+SEEN = (KNN, INDEPENDENCE)  # from features: given
+FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and the ensemble's average
+    MAX_SOFTMAX: lambda logits_MNK, average: confidence(ensemble_logits(logits_MNK, average)),
+    "entropy": lambda logits_MNK, average: -entropies(logits_MNK)["predictive_entropy"],
+    "mutual_information": lambda logits_MNK, average: -entropies(logits_MNK)["mutual_information"],
+    "max_logit": lambda logits_MNK, average: ensemble_logits(logits_MNK).amax(1),  # log-probabilities have no scale
+    "energy": lambda logits_MNK, average: ensemble_logits(logits_MNK).logsumexp(1),
+}
+
+
+def needs(name: str) -> str | None:
+    """Return which of SEEN a score is made of; None: of logits alone."""
+    return {KNN: KNN, INDEPENDENCE: INDEPENDENCE, DICE_X_W: INDEPENDENCE}.get(name)
+
+
+def score(name: str, logits_MNK: Tensor, average: str, seen: Mapping[str, Tensor]) -> Tensor:
+    """seen: what the score needs of the features, one value for each input."""
+    if name in SEEN:
+        return seen[name]
+    if name == DICE_X_W:
+        return confidence(ensemble_logits(logits_MNK, average) * seen[INDEPENDENCE][:, None])
+    return FROM_LOGITS[name](logits_MNK, average)
+
+
+def available(wanted: str, seen: Collection[str]) -> str:
+    """Return the score, or the largest probability where what it needs was not seen, as w of independent members."""
+    return wanted if needs(wanted) in (None, *seen) else MAX_SOFTMAX
