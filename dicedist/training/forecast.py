@@ -62,7 +62,7 @@ def dividing(job: Job, world: World, exchange: Exchange, teacher: nn.Module | No
     """All ranks call. Tell if w is better divided among all ranks, and why."""
     rehearsal = Rehearsal(job, world, exchange, teacher)
     own = [*rehearsal.seconds_of_parts(), float(rehearsal.w is not None and rehearsal.num_hosted > 0)]
-    members, w, beside = (world.control.agree(round(1e6 * value)) / 1e6 for value in own)
+    members, w, beside = (world.control.maximum(round(1e6 * value)) / 1e6 for value in own)
     is_faster = divides(members, w, world.size, bool(beside))
     how = f"all {world.size} ranks divide it" if is_faster else "one rank holds it"
     return is_faster, f"w takes {1000 * w:.1f} ms of a step, the members of a rank {1000 * members:.1f} ms: {how}"
