@@ -74,7 +74,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "redundancy.floor": (lambda v: 0 <= v < math.inf, "0, or a number above it"),
     "redundancy.max_pairs": (lambda v: v == "auto" or is_number(v) and v >= 1, "auto, null or a number above 0"),
-    "redundancy.ranks": (lambda v: v == "members" or is_number(v) and v >= 1, "members, or a number above 0"),
+    "redundancy.ranks": (
+        lambda v: v in ("auto", "all", "members") or is_number(v) and v >= 1, "auto, all, members, or a number above 0"
+    ),
     "optimizer.momentum": (is_share, "a number from 0 to 1"),
     "optimizer.weight_decay": (is_share, "a number from 0 to 1"),
     "optimizer.betas": (lambda v: len(v) == 2 and all(map(is_share, v)), "two numbers from 0 to 1, as in [0.9, 0.999]"),
@@ -191,7 +193,7 @@ def check_noise(redundancy: RedundancyConfig) -> None:
 
 
 def check_graph(redundancy: RedundancyConfig) -> None:
-    if redundancy.graph and redundancy.ranks != 1:
+    if redundancy.graph and redundancy.ranks not in (1, "auto"):
         raise ValueError("redundancy.graph=true records w of one rank: write redundancy.ranks=1, or leave graph out")
 
 

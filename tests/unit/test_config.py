@@ -194,7 +194,7 @@ def test_help_lists_every_choice_and_key(capsys):
     for key, remark in (
         ("compile: false", "false | true: torch.compile | graphs"),
         ("  size: auto", "members; auto: 4, or one for each rank"),
-        ("  pipeline: auto", "auto: DALI where it can be imported"),
+        ("  pipeline: auto", "auto: DALI where images are decoded"),
         ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
         ("  per_member: null", "names, one for each member"),
     ):
