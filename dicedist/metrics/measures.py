@@ -158,7 +158,7 @@ MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
     "set_size": "labels in the set that holds the true one with the chosen coverage, mean over images",
     "redundancy": "information that the features of two members share given the class, as the run's own discriminator "
     "reads it",
-    "conditional": "the same, read by a discriminator that is trained anew in the same way for every run",
+    "conditional": "the same, read by a new discriminator that is trained in the same way for every run",
     "unconditional": "all information that the features of two members share, the class included",
     "fpr95": "share of OOD images accepted when 95 % of the test images are",
     "fpr95_ood_positive": "share of test images rejected when 95 % of the OOD images are",
