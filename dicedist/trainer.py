@@ -178,7 +178,7 @@ class Trainer:
         result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
-        if self.control.agree(result is not None):
+        if self.control.maximum(result is not None):
             return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
@@ -237,7 +237,7 @@ class Trainer:
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
-        if self.control.agree(self.run.moved_from is not None):
+        if self.control.maximum(self.run.moved_from is not None):
             raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
@@ -264,7 +264,7 @@ class Trainer:
                 listener.after_step(self.done, outcome)
             self.stopping = bool(self.stop_requested())
             # Sent now and read after the next step: no rank waits, and all ranks stop after the same step.
-            self.stop_requested = self.control.agree_later(signals.asked())
+            self.stop_requested = self.control.maximum_later(signals.asked())
             last = self.done == self.total_steps
             every = (config.log.every_steps, config.checkpoint.every_steps, steps_per_epoch)
             if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):

@@ -18,7 +18,7 @@ from dicedist.console.progress import Progress
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.ensemble import Ensemble
-from dicedist.evaluation.inputs import ahead
+from dicedist.evaluation.inputs import prefetch
 
 FEW = 3
 COLUMNS = ("confidence", "disagreement", "ood_score")
@@ -51,7 +51,7 @@ def files_of(argument: str) -> list[str]:
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
     """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
     remaining = iter(paths)
-    for decoded in ahead(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
+    for decoded in prefetch(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
         images = [Image.fromarray(image) for image in decoded if not isinstance(image, str)]
         answers = iter(ensemble.predict(images, batch_size).rows() if images else ())
         yield [

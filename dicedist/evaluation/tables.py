@@ -183,9 +183,9 @@ def redundancy_table(result: Result) -> list[str]:
 
 def fresh_table(result: Result) -> list[str]:
     found = result.get("redundancy_fresh")
-    kinds = [kind for kind in FRESH_REDUNDANCY if kind in (found or {})]  # one that finds no partners is missing
-    if found is None or not kinds:
+    if found is None:
         return []
+    kinds = [kind for kind in FRESH_REDUNDANCY if kind in found]  # earlier versions kept one without the other
     columns = [found[kind]["nats_P"] for kind in kinds]
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
     titles = headings(FRESH_REDUNDANCY[kind] for kind in kinds)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dicedist.metrics.scoring import confidence, ensemble_logits, entropies
 
 KNN, INDEPENDENCE, DICE_X_W, MAX_SOFTMAX = "knn", "w_only", "dice_x_w", "max_softmax"
-SEEN = (KNN, INDEPENDENCE)  # from features: given
+OF_FEATURES = (KNN, INDEPENDENCE)  # scores that the caller computes from features
 FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and the ensemble's average
     MAX_SOFTMAX: lambda logits_MNK, average: confidence(ensemble_logits(logits_MNK, average)),
     "entropy": lambda logits_MNK, average: -entropies(logits_MNK)["predictive_entropy"],
@@ -23,19 +23,19 @@ FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and
 
 
 def needs(name: str) -> str | None:
-    """Return which of SEEN a score is made of; None: of logits alone."""
+    """Return the feature score that a score is made of; None: logits alone."""
     return {KNN: KNN, INDEPENDENCE: INDEPENDENCE, DICE_X_W: INDEPENDENCE}.get(name)
 
 
-def score(name: str, logits_MNK: Tensor, average: str, seen: Mapping[str, Tensor]) -> Tensor:
-    """seen: what the score needs of the features, one value for each input."""
-    if name in SEEN:
-        return seen[name]
+def score(name: str, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]) -> Tensor:
+    """feature_scores: the scores of features that this score needs, one value for each input."""
+    if name in OF_FEATURES:
+        return feature_scores[name]
     if name == DICE_X_W:
-        return confidence(ensemble_logits(logits_MNK, average) * seen[INDEPENDENCE][:, None])
+        return confidence(ensemble_logits(logits_MNK, average) * feature_scores[INDEPENDENCE][:, None])
     return FROM_LOGITS[name](logits_MNK, average)
 
 
-def available(wanted: str, seen: Collection[str]) -> str:
-    """Return the score, or the largest probability where what it needs was not seen, as w of independent members."""
-    return wanted if needs(wanted) in (None, *seen) else MAX_SOFTMAX
+def available(wanted: str, feature_scores: Collection[str]) -> str:
+    """Return the score, or the largest probability where its feature score is missing, as w of independent members."""
+    return wanted if needs(wanted) in (None, *feature_scores) else MAX_SOFTMAX

@@ -153,7 +153,7 @@ class Saver:
                 if job is not None:
                     job.result()
             self.receive(self.control.report(self.report()))
-        return not self.control.agree(self.failed)
+        return not self.control.maximum(self.failed)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
     for _ in range(WARM_UP + ROUNDS):
         for way in WAYS:
             # The slowest rank sets the pace; hosts of one member have nothing to choose.
-            spent[way].append(world.control.agree(round(1000 * milliseconds(encoders[way], batch))) / 1000)
+            spent[way].append(world.control.maximum(round(1000 * milliseconds(encoders[way], batch))) / 1000)
     found = {way: median(times[WARM_UP:]) for way, times in spent.items()}
     rows = [[WAYS[way], "does not fit" if taken >= NEVER else f"{taken:.1f}"] for way, taken in found.items()]
     return found[True] < found[False], table(["members of one device", "ms for a batch"], rows)
