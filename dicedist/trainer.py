@@ -71,19 +71,20 @@ class Trainer:
         self.run = job.run  # also that of the uploads, which follow it if its folder is renamed
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
-        mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
-        self.footprint = footprint(config, method, job.plan, mine, hosts_w, source.num_classes)
+        mine = placement.members_on(world.rank)
         self.teacher = self.load_teacher(job, bool(mine))
         if self.teacher is not None:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
-            self.footprint["teacher"] = self.teacher.bytes
-        refuse_too_large(world.device, self.footprint)
+        refuse_too_large(world.device, self.footprint(job))
         # 2. Connect. From here on all ranks make the same calls in the same order.
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
         # 3. Resolve `auto` settings. They change the plan, so they come before the parts are built.
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
+        if plan.divided:
+            job = replace(job, placement=placement.divided)
+            self.exchange = connect(config, method, plan, job.placement, world, source.num_classes)
         # 4. Build the parts, then restore them. A checkpoint may replace the plan once more.
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
@@ -126,6 +127,13 @@ class Trainer:
         if job.config.teacher.run is None or not (has_members or self.world.reports):
             return None
         return Teacher.of(job.config, job.source, self.world.device)
+
+    def footprint(self, job: Job) -> dict[str, int]:
+        """Return the bytes that the parts of this rank need, by kind."""
+        placement, rank = job.placement, self.world.rank
+        mine, hosts_w = placement.members_on(rank), rank in placement.discriminators
+        needed = footprint(job.config, job.method, job.plan, mine, hosts_w, job.source.num_classes)
+        return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
 
     def build_saver(self, sees_folder: bool) -> Saver:
         return Saver(
@@ -198,7 +206,10 @@ class Trainer:
     def announce(self, left: int) -> None:
         for line in self.messages:
             self.tracker.say(line)
-        announce(self.job, self.world, self.step, self.exchange, self.teacher, self.footprint, left, self.tracker)
+        if self.loader.pipeline is not None:
+            self.tracker.say(self.loader.pipeline.described)
+        bytes_needed = self.footprint(self.job)
+        announce(self.job, self.world, self.step, self.exchange, self.teacher, bytes_needed, left, self.tracker)
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 

@@ -67,13 +67,16 @@ class Frozen:
 @dataclass
 class DataConfig(Frozen):
     name: str = key(
-        "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
+        "cifar10 | cifar100 | folder | files | shards | own | shapes | scans | vectors | digits | wine | breast_cancer"
     )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("when the files are not there", scope=Scope.NODE)
-    pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
+    pipeline: str = key(
+        "auto: DALI where images are decoded, torch where they are in memory, up to 1 GiB on the GPU | dali | torch",
+        choices=("auto", "dali", "torch"),
+    )
     split: str = key(
         "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
         choices=("holdout", "full", "given"),
@@ -248,7 +251,8 @@ class RedundancyConfig(Frozen):
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
     width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
-        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
+        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
+        "one, or on GPUs all where a measurement at the start says that this is faster",
         scope=Scope.START,
         default=1,
     )

@@ -180,14 +180,16 @@ class Evaluator(Reader):
     def redundancy(self, features: Features, labels_N: Tensor, num_draws: int = DRAWS) -> dict[str, Any] | None:
         """Estimate redundancy in nats by the run's own w, on features that w was not trained on. Add w's calibration.
 
-        None without w, or if no input has another of its class.
+        None without w, or if no input has another of its class. Computed on the device of the members read here.
         """
         compared = [self.about.members[place] for place in self.about.compared]
         if self.w is None or not compared:
             return None
-        read = Features(*(self.slots(values, compared) for values in (features.means_MBD, features.scales_MBD)))
+        device = self.ensemble.device
+        both = (self.slots(values, compared).to(device) for values in (features.means_MBD, features.scales_MBD))
         pairs = [list(pair) for pair in combinations(compared, 2)]
-        found = estimate(self.w, read, labels_N, torch.tensor(pairs), num_draws)
+        pairs_P2, w = torch.tensor(pairs).to(device), self.w.to(device)
+        found = estimate(w, Features(*both), labels_N.to(device), pairs_P2, num_draws)
         return None if found is None else {"estimator": "own", "pairs": pairs, **asdict(found)}
 
     def slots(self, values_MND: Tensor, compared: Sequence[int]) -> Tensor:

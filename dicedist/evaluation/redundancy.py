@@ -80,9 +80,12 @@ def estimate(
 def draw_logits(
     w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor, nth: int
 ) -> tuple[Tensor, Tensor]:
-    """Return log f of the joint and product pairs [P, X] of one draw; later batches find partners in earlier ones."""
-    draws = generator(labels_N.device, w.seed, "estimate", nth)
-    order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
+    """Return log f of the joint and product pairs [P, X] of one draw, on the CPU.
+
+    Later batches find partners in earlier ones. The draws are the CPU's on every device, and so the estimate is too.
+    """
+    draws = generator("cpu", w.seed, "estimate", nth)
+    order_N = torch.randperm(len(labels_N), generator=draws).to(labels_N.device)
     joint, product = [], []
     for rows in order_N.split(BATCH):
         means_MBD, scales_MBD = features.means_MBD[:, rows], features.scales_MBD[:, rows]
@@ -94,7 +97,7 @@ def draw_logits(
         product.append(product_XB[:, partners.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
         w.memory.write(means_MBD, scales_MBD, classes_B)
         advance()
-    return torch.cat(joint, 1).double(), torch.cat(product, 1).double()
+    return torch.cat(joint, 1).cpu().double(), torch.cat(product, 1).cpu().double()
 
 
 def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:

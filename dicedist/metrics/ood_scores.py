@@ -13,7 +13,7 @@ from dicedist.metrics.scoring import confidence, ensemble_logits, entropies
 
 KNN, INDEPENDENCE, DICE_X_W, MAX_SOFTMAX = "knn", "w_only", "dice_x_w", "max_softmax"
 OF_FEATURES = (KNN, INDEPENDENCE)  # scores that the caller computes from features
-FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and the ensemble's average
+FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # functions of logits_MNK and the ensemble's average
     MAX_SOFTMAX: lambda logits_MNK, average: confidence(ensemble_logits(logits_MNK, average)),
     "entropy": lambda logits_MNK, average: -entropies(logits_MNK)["predictive_entropy"],
     "mutual_information": lambda logits_MNK, average: -entropies(logits_MNK)["mutual_information"],
@@ -23,12 +23,12 @@ FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and
 
 
 def needs(name: str) -> str | None:
-    """Return the feature score that a score is made of; None: logits alone."""
+    """Return the entry of OF_FEATURES that a score needs; None if logits suffice."""
     return {KNN: KNN, INDEPENDENCE: INDEPENDENCE, DICE_X_W: INDEPENDENCE}.get(name)
 
 
 def score(name: str, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]) -> Tensor:
-    """feature_scores: the scores of features that this score needs, one value for each input."""
+    """Return the named score of each input. feature_scores: the values of `needs(name)`, one for each input."""
     if name in OF_FEATURES:
         return feature_scores[name]
     if name == DICE_X_W:
@@ -37,5 +37,5 @@ def score(name: str, logits_MNK: Tensor, average: str, feature_scores: Mapping[s
 
 
 def available(wanted: str, feature_scores: Collection[str]) -> str:
-    """Return the score, or the largest probability where its feature score is missing, as w of independent members."""
+    """Return the wanted score, or max_softmax if its feature score is missing: independent members have no w."""
     return wanted if needs(wanted) in (None, *feature_scores) else MAX_SOFTMAX

@@ -21,6 +21,7 @@ from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
 
 ROUNDS = 5  # at most; the first one only sets up the kernels
+FASTER = 0.9  # the share of the time that a division must come below: ranks that divide w add up its gradients
 READ = 128  # images that are read at once
 ENOUGH = 2.0  # seconds after which two rounds do
 
@@ -55,6 +56,21 @@ def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Modu
     slowest, longest, ranks, shared = (world.control.maximum(value) for value in own)
     pairs = math.comb(len(exchange.compared), 2)
     return pairs if shared else max(ranks, min(pairs, pairs * slowest // max(1, longest)))
+
+
+def dividing(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
+    """All ranks call. Tell if w is better divided among all ranks, and why."""
+    rehearsal = Rehearsal(job, world, exchange, teacher)
+    own = [*rehearsal.seconds_of_parts(), float(rehearsal.w is not None and rehearsal.num_hosted > 0)]
+    members, w, beside = (world.control.maximum(round(1e6 * value)) / 1e6 for value in own)
+    is_faster = divides(members, w, world.size, bool(beside))
+    how = f"all {world.size} ranks divide it" if is_faster else "one rank holds it"
+    return is_faster, f"w takes {1000 * w:.1f} ms of a step, the members of a rank {1000 * members:.1f} ms: {how}"
+
+
+def divides(members: float, w: float, ranks: int, beside: bool) -> bool:
+    """Compare the seconds of a step with w on one rank, beside members or not, and with a share of w on every rank."""
+    return members + w / ranks < FASTER * (members + w if beside else max(members, w))
 
 
 class Rehearsal:

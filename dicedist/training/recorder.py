@@ -88,7 +88,7 @@ class Recorder:
             "total_steps": done if is_last else self.job.extent.total_steps,
             "best": self.best,
             "loss": self.tracker.latest.get("loss"),
-            "records": self.tracker.kept(),
+            "records": self.tracker.state(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": source.data_digest,
