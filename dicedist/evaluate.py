@@ -8,13 +8,15 @@ Examples:
     python -m dicedist.evaluate run=runs/NAME ood.sets.mine=photos/    another OOD set; ood.sets.mine=none drops it
     python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N],
                                                                        optionally val_logits and val_labels
-    torchrun --nproc_per_node=4 -m dicedist.evaluate run=runs/NAME     members dealt over ranks
+    python -m dicedist.evaluate --nproc 4 run=runs/NAME                members dealt over 4 processes, or auto
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dicedist.cluster.process import command, tune_malloc
+from dicedist.cluster.spread import spread
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import EvaluateRequest
 
@@ -23,6 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         show_help(__doc__, "evaluate", EvaluateRequest)
         return
+    arguments = spread("evaluate", arguments, partial(num_members, arguments))
     request = compose_request("evaluate", arguments, EvaluateRequest)
     if (request.run is None) == (request.logits is None):
         raise ValueError("write run=runs/NAME, or logits=FILE.npz")
@@ -49,6 +52,14 @@ def run(arguments: Sequence[str]) -> None:
         write_own_report(measured)
         refresh(measured)
     print(f"done: {where.report_file if where is measured else where.result_file}")
+
+
+def num_members(arguments: Sequence[str]) -> int:
+    """Count the members of the run: more processes would have nothing to read."""
+    from dicedist.runs.run import Run
+
+    named = [word.removeprefix("run=") for word in arguments if word.startswith("run=")]
+    return Run.open(named[-1]).plan().num_predictors if named else 1
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"{unknown[0]}: there is no such option; write the folders of runs")
     if not arguments:
         raise ValueError("name the runs to show: dicedist show runs/A")
-    from dicedist.evaluation.tables import headline, show  # not above: importing torch takes seconds
+    from dicedist.evaluation.tables import main_numbers, show  # not above: importing torch takes seconds
     from dicedist.runs.run import Run
 
     for one in [one for name in arguments for one in Run.open_all(name)]:
         result = one.result()
         if result is None:
             raise ValueError(f"{one} has no results: train it to the end, or write dicedist evaluate run={one}")
-        say(f"{one}, step {result['step']}\n{headline(result)}\n\n{show(result)}\n")
+        say(f"{one}, step {result['step']}\n{main_numbers(result)}\n\n{show(result)}\n")
 
 
 if __name__ == "__main__":

@@ -251,8 +251,9 @@ def check_calibration(calibration: Any) -> None:
 
 
 def check_data(data: DataConfig) -> None:
-    if data.name not in OWN_IMAGES and data.size != 32:
-        raise ValueError(f"data.size={data.size}: the images of {data.name} are 32 pixels wide, write data.size=32")
+    size = 8 if data.name == "scans" else 32
+    if data.name not in OWN_IMAGES and data.size != size:
+        raise ValueError(f"data.size={data.size}: images of {data.name} have {size} pixels, write data.size={size}")
     if data.name == "vectors" and not data.root:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):

@@ -67,7 +67,7 @@ class Frozen:
 @dataclass
 class DataConfig(Frozen):
     name: str = key(
-        "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
+        "cifar10 | cifar100 | folder | files | shards | own | shapes | scans | vectors | digits | wine | breast_cancer"
     )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")

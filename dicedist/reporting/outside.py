@@ -62,19 +62,27 @@ def rankings(groups: Sequence[Group]) -> list[Table]:
 
 def ranking(groups: Sequence[Group], name: str, sets: dict[str, list[str]]) -> Table:
     ranked = []
-    for group, score in ((group, score) for group in groups for score in OOD_SCORES):
+    for group, score in [(one, score) for one in groups for score in ranked_scores(one, name)]:
         path = ("ood_groups", name, "scores", score)
         auroc = group.measure(*path, "auroc")
         lower, upper = (group.measure(*path, "auroc_interval", side) for side in (0, 1))
         if auroc is not None and lower is not None and upper is not None:
             rates = [estimate(group.measure(*path, key), 2, 100) for key in ("fpr95", "fpr95_ood_positive")]
             interval = f"{100 * lower.mean:.2f} – {100 * upper.mean:.2f}"
-            ranked.append((auroc.mean, [OOD_SCORES[score], group.label, estimate(auroc, 2, 100), interval, *rates]))
+            ranked.append(
+                (auroc.mean, [OOD_SCORES.get(score, score), group.label, estimate(auroc, 2, 100), interval, *rates])
+            )
     lacking = f", without {', '.join(sets['missing'])} (not found)" if sets["missing"] else ""
     titles = ("AUROC ↑", "95 % interval over images", *(measure.title + measure.arrow for measure in OOD[:2]))
     heads = [Head("score"), Head("ensemble", kind="text"), *map(Head, titles)]
     caption = f"Scores ranked, {name}: means over {', '.join(sets['sets'])}{lacking}, in %"
     return Table(caption, heads, [row for _, row in sorted(ranked, key=lambda entry: -entry[0])])
+
+
+def ranked_scores(group: Group, name: str) -> list[str]:
+    return distinct(
+        score for found in group.evaluations for score in found["ood_groups"].get(name, {}).get("scores", {})
+    )
 
 
 def measures(groups: Sequence[Group], name: str) -> Table:

@@ -73,7 +73,7 @@ def test_defaults_are_the_papers_main_job():
         ("data.val_fraction=1.5", "data.val_fraction=1.5: write a number between 0 and 1"),
         ("data.num_threads=0", "data.num_threads=0: write a whole number from 1"),
         ("data.train_limit=0", "data.train_limit=0: write a whole number from 1"),
-        ("data.size=64", "data.size=64: the images of cifar100 are 32 pixels wide"),
+        ("data.size=64", "data.size=64: images of cifar100 have 32 pixels"),
         ("data=folder", "data=folder: write data.root=FOLDER"),
     ],
 )  # fmt: skip
