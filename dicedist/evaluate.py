@@ -1,4 +1,4 @@
-"""Measure an ensemble: accuracy, calibration, uncertainty, diversity, redundancy, OOD detection.
+"""Evaluate an ensemble: accuracy, calibration, uncertainty, diversity, redundancy, OOD detection.
 
 Examples:
     python -m dicedist.evaluate run=runs/NAME                          a run, finished or stopped
@@ -7,7 +7,7 @@ Examples:
     python -m dicedist.evaluate run=runs/NAME estimator=fresh          redundancy by a new estimator, to compare runs
     python -m dicedist.evaluate run=runs/NAME ood.sets.mine=photos/    another OOD set; ood.sets.mine=none drops it
     python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N],
-                                                                       perhaps with val_logits and val_labels
+                                                                       optionally val_logits and val_labels
     python -m dicedist.evaluate --nproc 4 run=runs/NAME                members dealt over 4 processes, or auto
 """
 
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> None:
     request = compose_request("evaluate", arguments, EvaluateRequest)
     if (request.run is None) == (request.logits is None):
         raise ValueError("write run=runs/NAME, or logits=FILE.npz")
-    # Not above: torch takes seconds, which help and refusals need not.
+    # Not above: importing torch takes seconds.
     from dicedist.evaluation.logits import evaluate_logits
     from dicedist.evaluation.saved import evaluate_run
     from dicedist.evaluation.tables import show

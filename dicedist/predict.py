@@ -1,4 +1,4 @@
-"""What an ensemble makes of images or vectors: class, confidence, disagreement of its members, whether it knows such.
+"""Classify images or vectors: class, confidence, disagreement of the members, and an OOD score.
 
 Examples:
     python -m dicedist.predict run=runs/NAME photo.jpg scans/ 'more/**/*.png'    files, folders, patterns
@@ -8,7 +8,7 @@ Examples:
     python -m dicedist.predict --nproc auto run=runs/NAME photos/                a process on each GPU; or a number
     python -m dicedist.predict run=runs/NAME table.csv    vectors (.npz, .safetensors, .csv, .parquet), one line a row
 
-Images of any format and size: the short side is brought to the size that the run was trained on, the middle is taken.
+Images may have any format and size: the short side is scaled to the size used in training, and the center is cropped.
 
     probabilities  of every class (jsonl only), after temperature: the largest of them is the confidence
     confidence     0..1, calibrated by the run's evaluation
@@ -19,7 +19,7 @@ Images of any format and size: the short side is brought to the size that the ru
     ood score      low for images unlike those that the run was trained on; by default KNN, 0..1: how near the features
                    of training images are (calibration.ood_score)
 
-An image that cannot be read is a line that says why. The exit code is 0 if any could be read, 2 if none or refused.
+For an unreadable image the line holds the reason. The exit code is 0 if any image could be read, else 2.
 A file whose name looks like key=value is written ./key=value.
 """
 
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> None:
     request = compose_request("predict", [word for word in arguments if SETTING.match(word)], PredictRequest)
     if request.run is None:
         raise ValueError("write run=runs/NAME and images: files, folders, patterns, or - for a list on standard input")
-    # Not above: torch takes seconds, which help and refusals need not.
+    # Not above: importing torch takes seconds.
     from dicedist.cluster.devices import device_named
     from dicedist.cluster.world import joined
     from dicedist.evaluation.loading import load_ensemble
