@@ -206,7 +206,7 @@ class Trainer:
     def announce(self, left: int) -> None:
         for line in self.messages:
             self.tracker.say(line)
-        if self.loader.pipeline is not None:
+        if self.loader.pipeline is not None and self.job.config.log.verbose:
             self.tracker.say(self.loader.pipeline.described)
         bytes_needed = self.footprint(self.job)
         announce(self.job, self.world, self.step, self.exchange, self.teacher, bytes_needed, left, self.tracker)

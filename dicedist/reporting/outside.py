@@ -62,7 +62,7 @@ def rankings(groups: Sequence[Group]) -> list[Table]:
 
 def ranking(groups: Sequence[Group], name: str, sets: dict[str, list[str]]) -> Table:
     ranked = []
-    for group, score in [(one, score) for one in groups for score in ranked_scores(one, name)]:
+    for group, score in ((own, score) for own in groups for score in ranked_scores(own, name)):
         path = ("ood_groups", name, "scores", score)
         auroc = group.measure(*path, "auroc")
         lower, upper = (group.measure(*path, "auroc_interval", side) for side in (0, 1))
@@ -80,9 +80,8 @@ def ranking(groups: Sequence[Group], name: str, sets: dict[str, list[str]]) -> T
 
 
 def ranked_scores(group: Group, name: str) -> list[str]:
-    return distinct(
-        score for found in group.evaluations for score in found["ood_groups"].get(name, {}).get("scores", {})
-    )
+    found = [evaluation.get("ood_groups", {}).get(name, {}) for evaluation in group.evaluations]
+    return distinct(score for of_run in found for score in of_run.get("scores", {}))
 
 
 def measures(groups: Sequence[Group], name: str) -> Table:
