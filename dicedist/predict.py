@@ -9,12 +9,14 @@ Examples:
 
 Images of any format and size: the short side is brought to the size that the run was trained on, the middle is taken.
 
-    probabilities  of every class (jsonl only), before temperature
+    probabilities  of every class (jsonl only), after temperature: the largest of them is the confidence
     confidence     0..1, calibrated by the run's evaluation
     disagreement   0..1, the share of pairs of members that predict different classes
-    entropy, mutual information     in nats (jsonl only): all the uncertainty, and its part that members disagree about
+    entropy, mutual information     in nats (jsonl only), before temperature: all the uncertainty, and its part that
+                   members disagree about
     fused_label    of the fused classifier, where the method trains one (jsonl only); all else is of the members' mean
-    ood score      0..1, low for images unlike those that the run was trained on
+    ood score      low for images unlike those that the run was trained on; by default KNN, 0..1: how near the features
+                   of training images are (calibration.ood_score)
 
 An image that cannot be read is a line that says why. The exit code is 0 if any could be read, 2 if none or refused.
 A file whose name looks like key=value is written ./key=value.

@@ -8,7 +8,7 @@ Examples:
 
 --nproc is a number, or auto: one process for each GPU, as far as there are members and a discriminator to host, and a
 single one without a GPU. With auto the ensemble does not depend on the machine: its default size is that of a single
-process. $DICEDIST_NPROC stands for the option.
+process. $DICEDIST_NPROC stands for the option. --verbose also prints ranks, memory, traffic and every table of results.
 """
 
 import argparse
@@ -32,12 +32,14 @@ def run(arguments: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser("dicedist train", add_help=False, allow_abbrev=False)
     parser.add_argument("--nproc", default=os.environ.get(NPROC) or "1")
+    parser.add_argument("--verbose", action="store_true")
     options, overrides = parser.parse_known_args(arguments)
+    overrides += ["log.verbose=true"] if options.verbose else []
     if "--help" in overrides or "-h" in overrides:
         show_help(__doc__, "train", Config, None if "all" in overrides else "dicedist train --help all")
         return
     if unknown := [word for word in overrides if word.startswith("-")]:
-        raise ValueError(f"{unknown[0]}: there is no such option; --nproc is the only one, and keys are key=value")
+        raise ValueError(f"{unknown[0]}: there is no such option; write --nproc N, --verbose, or key=value")
     config = compose_config(overrides)
     for tracker in config.tracking.trackers:
         require_tracker(tracker, f"tracking={tracker}", config.tracking.uri, config.tracking.model)

@@ -23,7 +23,7 @@ from dicedist.config import Config
 from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
-from dicedist.evaluation.tables import show
+from dicedist.evaluation.tables import headline, show
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
@@ -71,19 +71,20 @@ class Trainer:
         self.run = job.run  # also that of the uploads, which follow it if its folder is renamed
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
-        mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
-        self.footprint = footprint(config, method, job.plan, mine, hosts_w, source.num_classes)
+        mine = placement.members_on(world.rank)
         self.teacher = self.load_teacher(job, bool(mine))
         if self.teacher is not None:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
-            self.footprint["teacher"] = self.teacher.bytes
-        refuse_too_large(world.device, self.footprint)
+        refuse_too_large(world.device, self.footprint(job))
         # 2. Connect. From here on all ranks make the same calls in the same order.
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
         # 3. Resolve `auto` settings. They change the plan, so they come before the parts are built.
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
+        if plan.divided:
+            job = replace(job, placement=placement.divided)
+            self.exchange = connect(config, method, plan, job.placement, world, source.num_classes)
         # 4. Build the parts, then restore them. A checkpoint may replace the plan once more.
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
@@ -126,6 +127,13 @@ class Trainer:
         if job.config.teacher.run is None or not (has_members or self.world.reports):
             return None
         return Teacher.of(job.config, job.source, self.world.device)
+
+    def footprint(self, job: Job) -> dict[str, int]:
+        """Return the bytes that the parts of this rank need, by kind."""
+        placement, rank = job.placement, self.world.rank
+        mine, hosts_w = placement.members_on(rank), rank in placement.discriminators
+        needed = footprint(job.config, job.method, job.plan, mine, hosts_w, job.source.num_classes)
+        return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
 
     def build_saver(self, sees_folder: bool) -> Saver:
         return Saver(
@@ -170,7 +178,7 @@ class Trainer:
         result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
-        if self.control.agree(result is not None):
+        if self.control.maximum(result is not None):
             return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
@@ -190,12 +198,18 @@ class Trainer:
             raise
         unsent = self.finish_sending(self.tracker.close(finished=True))
         self.tracker.say(f"done: {self.run.report_file}")
+        self.tracker.say(
+            f"next: dicedist show {self.run}, dicedist predict run={self.run} INPUTS, dicedist export run={self.run}"
+        )
         return unsent
 
     def announce(self, left: int) -> None:
         for line in self.messages:
             self.tracker.say(line)
-        announce(self.job, self.world, self.step, self.exchange, self.teacher, self.footprint, left, self.tracker)
+        if self.loader.pipeline is not None:
+            self.tracker.say(self.loader.pipeline.described)
+        bytes_needed = self.footprint(self.job)
+        announce(self.job, self.world, self.step, self.exchange, self.teacher, bytes_needed, left, self.tracker)
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 
@@ -223,7 +237,7 @@ class Trainer:
             if self.stopping:
                 self.uploads.finish()
                 self.control.barrier()  # the first rank to end would end the one that sends
-        if self.control.agree(self.run.moved_from is not None):
+        if self.control.maximum(self.run.moved_from is not None):
             raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
@@ -250,7 +264,7 @@ class Trainer:
                 listener.after_step(self.done, outcome)
             self.stopping = bool(self.stop_requested())
             # Sent now and read after the next step: no rank waits, and all ranks stop after the same step.
-            self.stop_requested = self.control.agree_later(signals.asked())
+            self.stop_requested = self.control.maximum_later(signals.asked())
             last = self.done == self.total_steps
             every = (config.log.every_steps, config.checkpoint.every_steps, steps_per_epoch)
             if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):
@@ -289,5 +303,6 @@ class Trainer:
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None and found is not None:
                 findings.result |= origin(config, found)
-                self.tracker.say(show(findings.save(self.run)[1]))
+                result = findings.save(self.run)[1]
+                self.tracker.say(show(result) if config.log.verbose else headline(result))
                 write_own_report(self.run)

@@ -8,7 +8,7 @@ import torch
 from dicedist.config import Config
 from dicedist.evaluation.calibration import fit
 from dicedist.metrics import full_measures, ood, validation_measures
-from dicedist.metrics.features import Reference
+from dicedist.metrics.features import Reference, bank_of, bank_size, knn
 from dicedist.metrics.ood import auroc_resamples
 
 MEMBERS, INPUTS, CLASSES, FEATURES = 10, 10_000, 100, 64
@@ -22,13 +22,14 @@ def evaluate(config: Config) -> list[dict[str, Any]]:
     scores = torch.rand(INPUTS)
     features_MND = torch.randn(MEMBERS, INPUTS, FEATURES)
     targets, training = config.calibration, Reference.of(features_MND, labels_N, CLASSES)
+    bank_RMD = bank_of(features_MND[:, : bank_size(MEMBERS, FEATURES)])
     work = {
         "all measures, reliability, per class": lambda: full_measures(logits_MNK, labels_N, config.evaluate.average, 1),
         "after an epoch": lambda: validation_measures(logits_MNK, labels_N),
-        "calibration": lambda: fit(logits_MNK, labels_N, config.evaluate.average, targets, scores),
+        "calibration": lambda: fit(logits_MNK, labels_N, config.evaluate.average, targets, {"knn": scores}),
         "an OOD set, one score": lambda: ood(scores + 0.1, scores),
         "bootstrap interval of its AUROC": lambda: auroc_resamples(scores + 0.1, scores),
-        "KNN score of an OOD set": lambda: training.knn(features_MND),
+        "KNN score of an OOD set": lambda: knn(bank_RMD, features_MND),
         "Mahalanobis score of an OOD set": lambda: training.mahalanobis(features_MND),
     }
     rows = []

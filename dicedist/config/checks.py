@@ -74,7 +74,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "redundancy.floor": (lambda v: 0 <= v < math.inf, "0, or a number above it"),
     "redundancy.max_pairs": (lambda v: v == "auto" or is_number(v) and v >= 1, "auto, null or a number above 0"),
-    "redundancy.ranks": (lambda v: v == "members" or is_number(v) and v >= 1, "members, or a number above 0"),
+    "redundancy.ranks": (
+        lambda v: v in ("auto", "all", "members") or is_number(v) and v >= 1, "auto, all, members, or a number above 0"
+    ),
     "optimizer.momentum": (is_share, "a number from 0 to 1"),
     "optimizer.weight_decay": (is_share, "a number from 0 to 1"),
     "optimizer.betas": (lambda v: len(v) == 2 and all(map(is_share, v)), "two numbers from 0 to 1, as in [0.9, 0.999]"),
@@ -95,7 +97,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calibration.guarantee": (
         lambda v: v == "mean" or is_number(v) and 0 < v < 1, "a probability above 0 and below 1, or mean"
     ),
-    "data.val_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, or data.split=full"),
+    "data.val_fraction": (
+        lambda v: v == "auto" or is_number(v) and 0 < v < 1, "a number between 0 and 1, auto, or data.split=full"
+    ),
     "data.val_limit": (lambda v: v == "auto" or isinstance(v, int) and v >= 1, "auto, null or a whole number from 1"),
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1"),
     "data.noise": (lambda v: 0 <= v < math.inf, "a number from 0"),
@@ -189,7 +193,7 @@ def check_noise(redundancy: RedundancyConfig) -> None:
 
 
 def check_graph(redundancy: RedundancyConfig) -> None:
-    if redundancy.graph and redundancy.ranks != 1:
+    if redundancy.graph and redundancy.ranks not in (1, "auto"):
         raise ValueError("redundancy.graph=true records w of one rank: write redundancy.ranks=1, or leave graph out")
 
 
@@ -247,8 +251,9 @@ def check_calibration(calibration: Any) -> None:
 
 
 def check_data(data: DataConfig) -> None:
-    if data.name not in OWN_IMAGES and data.size != 32:
-        raise ValueError(f"data.size={data.size}: the images of {data.name} are 32 pixels wide, write data.size=32")
+    size = 8 if data.name == "scans" else 32
+    if data.name not in OWN_IMAGES and data.size != size:
+        raise ValueError(f"data.size={data.size}: images of {data.name} have {size} pixels, write data.size={size}")
     if data.name == "vectors" and not data.root:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 COMMANDS = {  # name of the module, which has a function run(arguments) -> what it does
     "train": "train an ensemble, or continue to",
     "evaluate": "accuracy, calibration, diversity, redundancy, out-of-distribution detection",
+    "show": "print all tables of a run's results",
     "report": "one page with tables and figures of runs",
     "distill": "train one network on what an ensemble predicts",
     "predict": "label images, and tell how sure that is",

@@ -15,6 +15,7 @@ class Plan:
     samples: int = 1  # predictors that the training of one member leaves
     max_pairs: int | None = None  # pairs of members compared in a step; None: all
     grouped: bool | None = None  # members of one device run as one network; None: not measured yet
+    divided: bool | None = None  # every rank has a share of w; None: not measured yet
     weights_sha256: list[str] | None = None  # of pretrained weights, by member
     teacher_sha256: list[str] | None = None  # of the teacher's members
     parts: tuple[str, ...] = ()  # the parts on each rank at the last start, in words
@@ -73,6 +74,8 @@ class Plan:
         counts = [plan.num_members, plan.samples, *plan.input_shape, *([plan.max_pairs] if plan.max_pairs else [])]
         digests = [*(plan.weights_sha256 or []), *(plan.teacher_sha256 or []), *plan.parts]
         sound = all(type(count) is int and 0 < count < 10**6 for count in counts) and len(plan.input_shape) in (1, 3)
-        if not sound or plan.grouped not in (None, False, True) or not all(isinstance(word, str) for word in digests):
+        flags = (plan.grouped, plan.divided)
+        sound = sound and all(flag in (None, False, True) for flag in flags)
+        if not sound or not all(isinstance(word, str) for word in digests):
             raise ValueError(f"{origin} is damaged")
         return plan

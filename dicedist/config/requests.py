@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dicedist.config.schema import AVERAGES, Frozen, OodConfig, key
+from dicedist.config.schema import AVERAGES, OOD_SCORES, Frozen, OodConfig, key
 
 FORMATS = ("pt2", "onnx", "safetensors")
 
@@ -29,6 +29,9 @@ class TargetsRequest(Frozen):
     risk: float | None = key("errors among the answered inputs that are accepted")
     coverage: float | None = key("instead of a risk: the share of inputs that is answered")
     guarantee: float | int | str | None = key("probability that the risk is kept on new inputs | mean")
+    ood_score: str | None = key(
+        "how unlike the training an input is: knn | max_softmax | dice_x_w | ...", choices=(*OOD_SCORES, None)
+    )
 
 
 @dataclass

@@ -18,6 +18,7 @@ AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
 LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
+OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
@@ -66,18 +67,24 @@ class Frozen:
 @dataclass
 class DataConfig(Frozen):
     name: str = key(
-        "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
+        "cifar10 | cifar100 | folder | files | shards | own | shapes | scans | vectors | digits | wine | breast_cancer"
     )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("when the files are not there", scope=Scope.NODE)
-    pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
+    pipeline: str = key(
+        "auto: DALI where images are decoded, torch where they are in memory, up to 1 GiB on the GPU | dali | torch",
+        choices=("auto", "dali", "torch"),
+    )
     split: str = key(
         "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
-    val_fraction: float = key("share of each class that is held out, 50,000 inputs in all at most")
+    val_fraction: float | int | str = key(
+        "share of each class that is held out, 50,000 inputs in all at most | auto: a fifth, at least 50 inputs; of "
+        "more than 10,000 inputs 2,000, or 5 % if that is more"
+    )
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     val_limit: int | str | None = key(
@@ -244,7 +251,8 @@ class RedundancyConfig(Frozen):
     floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
     width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
-        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
+        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
+        "one, or on GPUs all where a measurement at the start says that this is faster",
         scope=Scope.START,
         default=1,
     )
@@ -327,6 +335,11 @@ class RunConfig(Frozen):
 @dataclass
 class LogConfig(Frozen):
     every_steps: int = key("a record of training in metrics.jsonl", above=0)
+    verbose: bool = key(
+        "true, or --verbose: also print ranks, memory and traffic at the start, and all tables at the end",
+        default=False,
+        scope=Scope.START,
+    )
 
 
 @dataclass
@@ -383,6 +396,12 @@ class CalibrationConfig(Frozen):
     guarantee: float | int | str = key(
         "probability that the risk is kept on new inputs | mean: it is kept on average over validation sets",
         default=0.9,
+    )
+    ood_score: str = key(
+        "how unlike the training an input is. knn: its distance to features of training inputs | max_softmax | "
+        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, where there is a w",
+        choices=OOD_SCORES,
+        default="knn",
     )
 
 

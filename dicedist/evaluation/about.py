@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_origin
 
-from dicedist.config.schema import AVERAGES, LARGEST_SIZE, NetworkConfig
+from dicedist.config.schema import AVERAGES, LARGEST_SIZE, OOD_SCORES, NetworkConfig
 from dicedist.data.sources import Source
 
 VECTORS = "vectors"
@@ -36,6 +36,7 @@ class About:
     average: str  # logits | probabilities
     temperature: float
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
+    ood_score: str | None = None  # as calibration.ood_score; None: DICE x w, without w the largest probability
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
     columns: list[str] | None = None  # the names of a vector's values, where training read them from a table
@@ -78,6 +79,7 @@ class About:
             and 0 < self.size <= LARGEST_SIZE
             and self.images in ("uint8", "float", VECTORS)
             and self.average in AVERAGES
+            and self.ood_score in (None, *OOD_SCORES)
             and self.temperature > 0
             and len(self.class_names) > 1
             and (self.columns is None or len(self.columns) == width)

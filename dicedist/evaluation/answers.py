@@ -125,7 +125,10 @@ class Prediction:
         return [[self.class_names[k] for k, inside in zip(*row, strict=True) if inside] for row in rows]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each input, ready for pandas.DataFrame or JSON."""
+        """A dict for each input, ready for pandas.DataFrame or JSON.
+
+        Its probabilities are after temperature scaling, as the confidence, which is the largest of them.
+        """
         columns: dict[str, Sequence[Any]] = {} if self.paths is None else {"path": self.paths}
         columns["label"] = self.names
         columns |= {name: getattr(self, name).tolist() for name in PER_INPUT}
@@ -138,7 +141,5 @@ class Prediction:
             columns["abstains"] = [REASONS[reason] for reason in self.reason.tolist()]
         if self.sets is not None:
             columns["set"] = self.sets
-        columns["probabilities"] = [
-            dict(zip(self.class_names, row, strict=True)) for row in self.probabilities.tolist()
-        ]
+        columns["probabilities"] = [dict(zip(self.class_names, row, strict=True)) for row in self.calibrated.tolist()]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

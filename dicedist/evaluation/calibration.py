@@ -7,7 +7,7 @@ Legend: M members, N inputs, K classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.config.checks import check_calibration
-from dicedist.config.schema import CalibrationConfig
+from dicedist.config.schema import OOD_SCORES, CalibrationConfig
 from dicedist.console.lines import plural, warn
 from dicedist.evaluation.about import About, misfits
-from dicedist.metrics import abstention, conformal
+from dicedist.metrics import abstention, conformal, ood_scores
 from dicedist.runs.results import Results
 
-LOGITS, LABELS, SCORES = "calibration.logits", "calibration.labels", "calibration.ood_scores"  # in logits.safetensors
+# In logits_file:
+LOGITS, LABELS, FEATURE_SCORES, BANK = "calibration.logits", "calibration.labels", "calibration.seen.", "bank"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Calibration:
     threshold: float  # the lowest confidence that is answered
     ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
     # Not in results and exports of earlier versions:
+    ood_score: str | None = None  # which the threshold is of; None: DICE x w, without w the largest probability
     guarantee: float | str | None = None  # of the risk; None: it is that of the inputs which chose the threshold
     temperature_spread: float | None = None  # half the width of its 95 % interval
     answered: int | None = None  # inputs that reach the threshold, and how many of them are answered wrongly
@@ -58,7 +60,8 @@ def parsed(values: Any, num_classes: int | None = None) -> Calibration:
         raise ValueError("it holds no calibration of this version") from error
     if wrong := misfits(found):
         raise ValueError(f"its calibration is damaged ({wrong[0]})")
-    if not found.temperature > 0 or found.conformal not in ("lac", "aps"):
+    known = found.conformal in ("lac", "aps") and found.ood_score in (None, *OOD_SCORES)
+    if not found.temperature > 0 or not known:
         raise ValueError("its calibration is damaged")
     if num_classes and found.quantiles is not None and len(found.quantiles) not in (1, num_classes):
         raise ValueError(f"its calibration has {len(found.quantiles)} quantiles for {num_classes} classes")
@@ -70,10 +73,12 @@ def fit(
     labels_N: Tensor,
     average: str,
     config: CalibrationConfig,
-    ood_scores_N: Tensor | None,
+    feature_scores: Mapping[str, Tensor],
     strict: bool = False,
 ) -> Calibration:
-    """strict: too few inputs for alpha are an error; else, as at the end of a training, there are no sets of labels."""
+    """feature_scores: for the OOD score, which has no threshold without the ones that it needs.
+
+    strict: too few inputs for alpha are an error; else, as at the end of a training, there are no sets of labels."""
     averaged_NK = metrics.ensemble_logits(logits_MNK, average)
     temperature = metrics.fit_temperature(averaged_NK, labels_N)
     p_NK = (averaged_NK / temperature).softmax(1)
@@ -89,13 +94,14 @@ def fit(
     threshold = lowest_answered(confidence_N, right_N, config)
     answered_N = conformal.reaches(confidence_N, threshold)
     counts_K = labels_N.bincount(minlength=p_NK.shape[1])
+    scores_N = ood_scores_of(config.ood_score, logits_MNK, average, feature_scores)
     return Calibration(
         **{**asdict(config), "risk": config.risk if config.coverage is None else None},
         num_inputs=len(labels_N),
         temperature=temperature,
         quantiles=quantiles,
         threshold=threshold,
-        ood_threshold=None if ood_scores_N is None else conformal.acceptance_threshold(ood_scores_N),
+        ood_threshold=None if scores_N is None else conformal.acceptance_threshold(scores_N),
         temperature_spread=metrics.temperature_spread(averaged_NK, labels_N, temperature),
         answered=int(answered_N.sum()),
         wrong=int((answered_N & ~right_N).sum()),
@@ -120,15 +126,30 @@ def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationCo
     return threshold
 
 
-def kept(logits_MNK: Tensor, labels_N: Tensor, ood_scores_N: Tensor) -> dict[str, Tensor]:
+def ood_scores_of(
+    name: str | None, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Return the OOD scores [N]; None where a feature score that they need is missing."""
+    if name is None or ood_scores.available(name, feature_scores) != name:
+        return None
+    return ood_scores.score(name, logits_MNK, average, feature_scores)
+
+
+def kept(logits_MNK: Tensor, labels_N: Tensor, feature_scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs of a calibration, for logits.safetensors, so that other members or targets can be calibrated later."""
-    return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), SCORES: ood_scores_N}  # perhaps the test set's own
+    of_features = {
+        f"{FEATURE_SCORES}{name}": feature_scores[name].clone()
+        for name in ood_scores.OF_FEATURES
+        if name in feature_scores
+    }
+    return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), **of_features}  # perhaps the test set's own
 
 
 def tested(
-    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, ood_scores_N: Tensor | None
+    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, feature_scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Measure the choices on the test set, every measure at the calibrated temperature."""
+    scores_N = ood_scores_of(calibration.ood_score, logits_MNK, average, feature_scores)
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
     p_NK = averaged_NK.softmax(1)
     confidence_N, predictions_N = p_NK.max(1)
@@ -147,8 +168,8 @@ def tested(
         found["set_coverage"] = hit_N.mean().item()
         found["set_coverage_worst_class"] = per_class_K.min().item()
         found["set_size"] = sets_NK.sum(1).double().mean().item()
-    if calibration.ood_threshold is not None and ood_scores_N is not None:
-        found["ood_accepted"] = conformal.reaches(ood_scores_N, calibration.ood_threshold).double().mean().item()
+    if calibration.ood_threshold is not None and scores_N is not None:
+        found["ood_accepted"] = conformal.reaches(scores_N, calibration.ood_threshold).double().mean().item()
     return found
 
 
@@ -176,6 +197,13 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
     return aims
 
 
+def targets_of(saved: Mapping[str, Any]) -> CalibrationConfig:
+    """Return the targets of a calibration in evaluation.json, which may lack the keys that came later."""
+    return CalibrationConfig(
+        **{entry.name: saved.get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
+    )
+
+
 def of_results(
     results: Results, result: Mapping[str, Any], members: list[int], average: str, asked: Mapping[str, Any]
 ) -> Calibration | None:
@@ -192,15 +220,21 @@ def of_results(
         saved = results.tensors(results.logits_file, result)
         logits_MNK, labels_N = saved[LOGITS][rows], saved[LABELS]
         if labels_N.shape != logits_MNK.shape[1:2] or not 0 <= labels_N.min() <= labels_N.max() < logits_MNK.shape[2]:
-            raise ValueError(f"{results.logits_file} is damaged")
+            return None  # damaged
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    own = CalibrationConfig(
-        **{entry.name: result["calibration"].get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
-    )
-    scores_N = saved.get(SCORES) if members == evaluated else None
-    strict = asked.get("alpha") is not None
-    return fit(logits_MNK, labels_N, average, aimed(own, asked), scores_N, strict)
+    aims, is_whole = aimed(targets_of(result["calibration"]), asked), members == evaluated
+    known = [name for name in ood_scores.OF_FEATURES if FEATURE_SCORES + name in saved and is_whole]
+    feature_scores = {name: saved[FEATURE_SCORES + name] for name in known}
+    if asked.get("ood_score") and ood_scores.available(aims.ood_score, feature_scores) != aims.ood_score:
+        raise ValueError(
+            f"calibration.ood_score={aims.ood_score}: {results} does not hold this score for members {members}; "
+            f"`dicedist evaluate` with calibration.ood_score={aims.ood_score} measures it, where members have it"
+        )
+    found = fit(logits_MNK, labels_N, average, aims, feature_scores, strict=asked.get("alpha") is not None)
+    if whole.ood_score is None and not asked.get("ood_score"):  # of an earlier version: the threshold follows no target
+        return replace(found, ood_score=None, ood_threshold=whole.ood_threshold if is_whole else None)
+    return found
 
 
 def known_in(saved: Mapping[str, Any]) -> list[str]:

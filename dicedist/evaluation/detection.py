@@ -13,67 +13,59 @@ from torch import Tensor
 
 from dicedist import metrics
 from dicedist.evaluation.readings import Collected, Scores
-from dicedist.metrics.features import Reference
-from dicedist.metrics.measures import OOD
+from dicedist.metrics import ood_scores
+from dicedist.metrics.features import Reference, knn
+from dicedist.metrics.measures import OOD, OOD_SCORES
 from dicedist.metrics.ood import auroc_resamples, percentiles
+from dicedist.metrics.ood_scores import DICE_X_W, FROM_LOGITS, INDEPENDENCE, KNN
 
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
-INDEPENDENCE = "w_only"
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """All scores of an ensemble. The scores of features come from `look`, which sees one batch after another."""
+    """All scores of an ensemble: `feature_scores` reads one batch after another, a call adds the scores of logits."""
 
     average: str
     independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
-    reference: Reference | None = None  # training features
+    bank_RMD: Tensor | None = None  # of training features
+    reference: Reference | None = None  # the classes of training features
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
-    def look(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
-        seen = {}
+    def feature_scores(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
+        scores = {}
+        if self.bank_RMD is not None:
+            scores[KNN] = knn(self.bank_RMD, means_MBD).double()
         if self.reference is not None:
-            seen["knn"] = self.reference.knn(means_MBD)
-            seen["mahalanobis"] = self.reference.mahalanobis(means_MBD)
+            scores["mahalanobis"] = self.reference.mahalanobis(means_MBD)
         if self.independence is not None:
             labels_B = metrics.ensemble_logits(logits_MBK, self.average).argmax(1)
-            seen[INDEPENDENCE] = self.independence(means_MBD, labels_B)
-        return seen
+            scores[INDEPENDENCE] = self.independence(means_MBD, labels_B)
+        return scores
 
     def fitted(self, test: Collected, temperature: float) -> "Scorer":
         """Temperatures of scores follow the paper's protocol on test, as its tables do."""
-        if INDEPENDENCE not in test.seen:
+        if INDEPENDENCE not in test.feature_scores:
             return replace(self, temperature=temperature)
-        scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.seen[INDEPENDENCE][:, None]
+        scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.feature_scores[INDEPENDENCE][:, None]
         own = metrics.split_half(scaled_NK, test.labels_N, {})["temperature"] or 1.0
         return replace(self, temperature=temperature, scaled_temperature=own)
 
     def __call__(self, collected: Collected) -> Scores:
-        logits_MNK, seen = collected.logits_MNK, collected.seen
+        logits_MNK, of_features = collected.logits_MNK, collected.feature_scores
         logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
-        mean_NK = metrics.ensemble_logits(logits_MNK)  # log-probabilities have no scale left
-        entropies = metrics.entropies(logits_MNK)
+        names = [*FROM_LOGITS, *([DICE_X_W] if INDEPENDENCE in of_features else [])]
         scores = {
-            "max_softmax": metrics.confidence(logits_NK),
-            "max_softmax_tempered": metrics.confidence(logits_NK / self.temperature),
-            "entropy": -entropies["predictive_entropy"],
-            "mutual_information": -entropies["mutual_information"],
-            "max_logit": mean_NK.amax(1),
-            "energy": mean_NK.logsumexp(1),
-            **seen,
+            **of_features,
+            **{name: ood_scores.score(name, logits_MNK, self.average, of_features) for name in names},
         }
-        if INDEPENDENCE in seen:
-            scaled_NK = logits_NK * seen[INDEPENDENCE][:, None]
-            scores["dice_x_w"] = metrics.confidence(scaled_NK)
+        scores["max_softmax_tempered"] = metrics.confidence(logits_NK / self.temperature)
+        if INDEPENDENCE in of_features:
+            scaled_NK = logits_NK * of_features[INDEPENDENCE][:, None]
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
-        return scores
-
-
-def used(scores: Scores) -> Tensor:
-    """The score that predictions carry: DICE x w, or without w the largest probability."""
-    return scores.get("dice_x_w", scores["max_softmax"])
+        return {name: scores[name] for name in OOD_SCORES if name in scores}
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -91,11 +83,11 @@ def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, S
             for score in inside
         }
     by_group = {}
-    for group, members in groups.items():
-        if found := [name for name in members if name in outside]:
+    for group, set_names in groups.items():
+        if found := [name for name in set_names if name in outside]:
             by_group[group] = {
                 "sets": found,
-                "missing": [name for name in members if name not in outside],
+                "missing": [name for name in set_names if name not in outside],
                 "scores": {score: averaged(score, found, by_set, resamples) for score in inside},
             }
     return {"ood": by_set, "ood_groups": by_group}

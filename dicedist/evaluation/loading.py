@@ -14,17 +14,17 @@ from dicedist.cluster.control import ALONE, Control
 from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
-from dicedist.console.progress import Stage
 from dicedist.data import sources
 from dicedist.data.sources import Source
 from dicedist.evaluation import calibration
 from dicedist.evaluation.about import OPTIONS, VECTORS, About, described
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
-from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
+from dicedist.metrics.ood_scores import KNN
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import AVERAGED_WEIGHTS, WEIGHTS, Checkpoint
 from dicedist.runs.pretrained import read_once
+from dicedist.runs.results import Results
 from dicedist.runs.run import Run
 
 ATTEMPTS = 5  # to read a checkpoint before a training removes it
@@ -54,8 +54,8 @@ def load_ensemble(
         about = describe(config, method, plan, run.name, found.step, inputs, members, average, images)
         weights = member_weights(about, config, found, range(len(about.members)), ("encoder", "classifier"))
         weights |= head_weights(about, config, method, found)
-        about = replace(about, **calibrated(run, found, about, asked or {}, tell))
-        return restored(about, trusted, weights, found.path)
+        about, bank = calibrated(run, config, found, about, asked or {}, tell)
+        return restored(about, trusted, weights | bank, found.path)
 
     _, ensemble = read_checkpoint(run, run.checkpoint(tell, which), read, which)
     if ensemble.about.fusion is not None:
@@ -81,7 +81,7 @@ def read_checkpoint(
         except ValueError:
             if path.exists() or attempt == ATTEMPTS:
                 raise
-        if not control.agree(value is None):
+        if not control.maximum(value is None):
             break
         found = run.checkpoint(which=which)
     assert value is not None
@@ -103,26 +103,15 @@ def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Sou
     return read_once(source, config, plan, trunk)
 
 
-def evaluator_of(
-    config: Config,
-    method: Method,
-    plan: Plan,
-    shard: Ensemble,
-    source: Source,
-    control: Control,
-    hosts: Sequence[int],
-    stage: Stage,
-    found: Checkpoint | None = None,
-    w: Discriminator | None = None,
-) -> Evaluator:
-    """The evaluator of a run, whose members come from memory or from a checkpoint.
+def load_heads(
+    shard: Ensemble, config: Config, method: Method, plan: Plan, found: Checkpoint, num_classes: int
+) -> Discriminator | None:
+    """Load the parts that read all members together. Rank 0 calls this.
 
-    found, or w: on the reporter, the checkpoint with the parts that read all members together; or w alone.
+    The shard gets the heads that predict. Return the w that estimates redundancy; None if the method has none.
     """
-    if found is not None:
-        w = saved_w(config, method, plan, found, source.num_classes)
-        shard.with_heads(head_weights(shard.about, config, method, found))
-    return Evaluator(shard, source, control, hosts, stage, w, method.student(plan.num_predictors))
+    shard.with_heads(head_weights(shard.about, config, method, found))
+    return saved_w(config, method, plan, found, num_classes)
 
 
 def describe(
@@ -182,17 +171,18 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     source = sources.load(sources.of_run(config.data), labels_only=True)
     if source.data_digest != found.about["data"]:
         raise ValueError(
-            f"{found.path} does not say how its images were normalised, and {source.name} has changed since"
+            f"{found.path} does not say how its images were normalized, and {source.name} has changed since"
         )
     return described(source)
 
 
 def calibrated(
-    run: Run, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The fields of About for the calibration of this checkpoint; that of another one says nothing about its weights.
+    run: Run, config: Config, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[About, dict[str, Tensor]]:
+    """Add the calibration of this checkpoint; that of another one says nothing about its weights.
 
-    Nothing comes from the test set unless the run says so.
+    Nothing comes from the test set unless the run says so. Return also the bank that the OOD score may need, by its
+    name in an ensemble.
     """
     measured = run.results_of(found)
     chosen = calibration.of_results(*measured, about.members, about.average, asked) if measured else None
@@ -203,7 +193,23 @@ def calibrated(
         )
     elif chosen.source == "test":
         tell(f"{run} was calibrated on its test images (calibration.source=test)")
-    return {"temperature": chosen.temperature if chosen else 1.0, "calibration": asdict(chosen) if chosen else None}
+    wanted = chosen.ood_score if chosen else asked.get("ood_score") or config.calibration.ood_score
+    bank_RMD = saved_bank(*measured, about.members) if measured and wanted == KNN else None
+    if wanted == KNN and bank_RMD is None:
+        wanted, chosen = None, replace(chosen, ood_score=None, ood_threshold=None) if chosen else None
+    about = replace(about, ood_score=wanted)
+    if chosen is not None:
+        about = replace(about, temperature=chosen.temperature, calibration=asdict(chosen))
+    return about, {} if bank_RMD is None else {"bank_RMD": bank_RMD}
+
+
+def saved_bank(results: Results, result: Mapping[str, Any], members: Sequence[int]) -> Tensor | None:
+    """Return the training features [R, M, D] of these members; None in results of an earlier version."""
+    try:
+        places = [result["member_ids"].index(number) for number in members]
+        return results.tensors(results.logits_file, result)[calibration.BANK][:, places]
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
 
 
 def why_not_calibrated(run: Run, found: Checkpoint, measured: bool) -> str:

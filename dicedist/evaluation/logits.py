@@ -69,8 +69,8 @@ def calibrated(path: Path, given: Given, members: list[int], average: str, reque
     if [logits_MNK.shape[dim] for dim in (0, 2)] != [chosen_on_MVK.shape[dim] for dim in (0, 2)]:
         shapes = f"{list(logits_MNK.shape)} and {list(chosen_on_MVK.shape)}"
         raise ValueError(f"{path}: logits are {shapes}: give the same members and classes for test and validation")
-    fitted = calibration.fit(chosen_on_MVK[members], labels_V, average, targets, None, "alpha" in asked)
-    found = calibration.tested(fitted, logits_MNK[members], labels_N, average, None)
+    fitted = calibration.fit(chosen_on_MVK[members], labels_V, average, targets, {}, "alpha" in asked)
+    found = calibration.tested(fitted, logits_MNK[members], labels_N, average, {})
     return {"calibration": {**asdict(fitted), "test": found}}
 
 

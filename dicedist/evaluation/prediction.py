@@ -18,7 +18,7 @@ from dicedist.console.progress import Progress
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.ensemble import Ensemble
-from dicedist.evaluation.inputs import ahead
+from dicedist.evaluation.inputs import prefetch
 
 FEW = 3
 COLUMNS = ("confidence", "disagreement", "ood_score")
@@ -51,7 +51,7 @@ def files_of(argument: str) -> list[str]:
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
     """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
     remaining = iter(paths)
-    for decoded in ahead(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
+    for decoded in prefetch(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
         images = [Image.fromarray(image) for image in decoded if not isinstance(image, str)]
         answers = iter(ensemble.predict(images, batch_size).rows() if images else ())
         yield [
@@ -110,7 +110,7 @@ class Table:
 
     def __init__(self, paths: Sequence[str], class_names: Sequence[str], decides: bool = False):
         """decides: the ensemble is calibrated, so that it abstains and gives sets of labels."""
-        self.last = "  abstains, or the set of labels" if decides else ""
+        self.last = "  abstains (why): set of labels" if decides else ""
         self.path_width = max(len(printable(path)) for path in paths)
         self.label_width = max(len(name) for name in (*class_names, "label"))
 
@@ -128,8 +128,7 @@ class Table:
 
 
 def advice(row: Row) -> str:
-    """Why the ensemble abstains; or the labels that may be the true one, if they are few."""
-    labels = row.get("set")
-    if row.get("abstains") or labels is None:
-        return f"abstains: {row['abstains']}" if row.get("abstains") else ""
-    return printable(", ".join(labels)) if len(labels) <= FEW else f"{len(labels)} labels"
+    """Why the ensemble abstains, and the labels that may be the true one, if they are few."""
+    labels, why = row.get("set"), row.get("abstains")
+    listed = "" if labels is None else ", ".join(labels) if len(labels) <= FEW else f"{len(labels)} labels"
+    return printable(": ".join(filter(None, (f"abstains ({why})" if why else "", listed))))

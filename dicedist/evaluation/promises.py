@@ -1,6 +1,6 @@
 """The decisions of `predict` in words: what each promises for new inputs, how far that varies, what the test set says.
 
-The number after a ± is half the width of an interval: of 100 calibrations with as many inputs, 95 come to lie in it.
+The number after a ± is half the width of an interval that holds 95 of 100 calibrations on as many inputs.
 """
 
 import math
@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dicedist.metrics import conformal
-from dicedist.metrics.abstention import NEVER
+from scipy.special import bdtrc
 
-MEANING = "±: where 95 of 100 calibrations with as many inputs come to lie"
+from dicedist.config.schema import CalibrationConfig
+from dicedist.evaluation.calibration import targets_of
+from dicedist.metrics import conformal
+from dicedist.metrics.abstention import NEVER, answers_needed
+from dicedist.metrics.measures import OOD_SCORES
+
+FEW = 50  # inputs
+MEANING = "±: the range of 95 of 100 calibrations on as many inputs"
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
     measures, spread = test["measures"], found.get("temperature_spread")
     temperature = f"{found['temperature']:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")
     listed = [
-        Promise(f"temperature {temperature}", "", f"ECE {100 * measures['ece']:.2f} %, NLL {measures['nll']:.4g}"),
+        Promise("most probable label", "", f"{percent(measures['accuracy'])} right, NLL {measures['nll']:.4g}"),
+        Promise(f"temperature {temperature}", "", f"ECE {100 * measures['ece']:.2f} %"),
         Promise(abstains(found), answers(found), answered(test)),
     ]
     if found["quantiles"] is not None:
@@ -39,13 +46,21 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
         listed.append(Promise(f"label sets ({kind})", f"{promised} right", size))
     if found["ood_threshold"] is not None:
         promised = around(conformal.ACCEPTED, math.ceil(conformal.ACCEPTED * n), n)
-        unlike = f"unlike below {found['ood_threshold']:.4g} (OOD)"
-        listed.append(Promise(unlike, f"{promised} accepted", f"{percent(test['ood_accepted'])} accepted"))
+        score = OOD_SCORES.get(found.get("ood_score") or "", "OOD")  # earlier versions had one
+        unlike = f"unlike below {found['ood_threshold']:.4g} ({score})"
+        accepted = f"{percent(test['ood_accepted'])} accepted" if "ood_accepted" in test else ""
+        listed.append(Promise(unlike, f"{promised} accepted", accepted))
     return listed
 
 
 def chosen_on(found: Mapping[str, Any]) -> str:
-    return f"chosen on {found['num_inputs']:,} {found['source']} images"
+    return f"chosen on {found['num_inputs']:,} {found['source']} inputs"
+
+
+def few_behind(found: Mapping[str, Any]) -> str | None:
+    """Return a line where the promises rest on few inputs. found: `calibration` of evaluation.json."""
+    total = found["num_inputs"]
+    return rests_on_few(total, found.get("fewest", total), f"{found['source']} inputs", targets_of(found))
 
 
 def abstains(found: Mapping[str, Any]) -> str:
@@ -80,3 +95,44 @@ def around(target: float, nth: int | None, num_inputs: int | None) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def rests_on_few(num_inputs: int, fewest: int, noun: str, targets: CalibrationConfig) -> str | None:
+    """Return a line that says what so few held-out inputs cannot promise; None where they are enough.
+
+    fewest: of the class with the fewest. noun: images or vectors.
+    """
+    behind_sets = fewest if targets.per_class else num_inputs
+    for_sets, for_answers = math.ceil(1 / targets.alpha - 1 - 1e-9), 0.0
+    if targets.coverage is None and targets.risk is not None:
+        for_answers = answers_needed(targets.risk, targets.guarantee)
+    if num_inputs >= max(FEW, for_answers) and behind_sets >= for_sets:
+        return None
+    lacking = []
+    if behind_sets < for_sets:
+        of_class = " of a class" if targets.per_class else ""
+        lacking.append(f"no label sets (calibration.alpha={targets.alpha:g} needs {for_sets}{of_class})")
+    if num_inputs < for_answers:
+        needed = f"calibration.risk={targets.risk:g} needs {for_answers:g} right answers"
+        lacking.append(f"no answers, the ensemble abstains always ({needed})")
+    if behind_sets >= for_sets:
+        covered = around(1 - targets.alpha, conformal.place(behind_sets, targets.alpha), behind_sets)
+        lacking.append(f"label sets that are right in {covered}")
+    return f"{num_inputs:,} {noun} to calibrate on are few: {'; '.join(lacking)}"
+
+
+def no_better_than_guessing(result: Mapping[str, Any]) -> str | None:
+    """Return a line that says so, and what to try; None where the accuracy is beyond the chance of a guess.
+
+    The guess is always the most frequent class of the test set. result: evaluation.json.
+    """
+    counts = result.get("per_class", {}).get("count", [])
+    total, accuracy = sum(counts), result["ensemble"]["accuracy"]
+    if not total or bdtrc(round(accuracy * total) - 1, total, max(counts) / total) < 0.05:
+        return None
+    return (
+        f"No better than guessing: {percent(accuracy)} of the test set is right, and {percent(max(counts) / total)} is "
+        "of the most frequent class. Check the labels; then try more epochs, another optimizer.lr, pretrained weights "
+        "(recipe=finetune, recipe=heads), and less compression, which members of a short training need: method=ind, "
+        "or 'bottleneck.log_beta=[[0, 100], [100, 10], [300, 8]]'."
+    )

@@ -44,7 +44,7 @@ class Evaluation:
 def calibrate(ensemble: Ensemble, val: Any, targets: Mapping[str, Any]) -> Calibration:
     """Choose temperature, label sets and thresholds on held-out inputs."""
     source = source_of(ensemble, test=val)
-    aims = calibration.aimed(default_targets(), targets)
+    aims = calibration.aimed(default_targets(ensemble), targets)
     findings = Evaluator(ensemble, source, stage=Progress).evaluate(
         1, OodConfig({}, {}), replace(aims, source="test"), None
     )
@@ -63,7 +63,7 @@ def evaluate(
     }
     chosen = None if ensemble.about.calibration is None else Calibration(**ensemble.about.calibration)
     evaluator = Evaluator(ensemble, source, stage=Progress, chosen=chosen)
-    findings = evaluator.evaluate(folds, OodConfig(sets, {}), default_targets(), None)
+    findings = evaluator.evaluate(folds, OodConfig(sets, {}), default_targets(ensemble), None)
     assert findings is not None
     if output is not None:
         findings.save(new_run(ensemble, Path(output)))
@@ -105,8 +105,9 @@ def pixels(ensemble: Ensemble, given: Any, name: str) -> Tensor:
     return items.index_select(0, torch.arange(len(dataset)))
 
 
-def default_targets() -> CalibrationConfig:
-    return compose_config(["data=shapes"]).calibration
+def default_targets(ensemble: Ensemble) -> CalibrationConfig:
+    """Return the targets of a training, with the OOD score that the ensemble answers."""
+    return replace(compose_config(["data=shapes"]).calibration, ood_score=ensemble.score_name)
 
 
 def new_run(ensemble: Ensemble, folder: Path) -> Run:

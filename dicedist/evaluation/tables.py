@@ -1,10 +1,11 @@
 """The tables of an evaluation, for the terminal."""
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicedist.console.tables import table
-from dicedist.evaluation.promises import MEANING, chosen_on, promises
+from dicedist.evaluation.promises import MEANING, chosen_on, few_behind, no_better_than_guessing, percent, promises
 from dicedist.metrics.measures import (
     CORRUPTION_ERROR,
     DIVERSITY,
@@ -31,12 +32,21 @@ def headings(measures: Iterable[Measure]) -> list[str]:
     return [measure.heading for measure in measures]
 
 
+PROTOCOL = (
+    "the paper's protocol: tempered is with T fitted on one half of the test set,\n"
+    "measured on the other; predict does not use this T"
+)
+
+
 def show(result: Result) -> str:
+    """What `predict` will do comes first, then the measures of the paper's protocol."""
+    warning = no_better_than_guessing(result)
     return "\n\n".join(
         [
-            accuracy_table(result),
-            further_table(result),
+            *([textwrap.fill(warning, 80)] if warning else []),
             calibration_table(result),
+            f"{PROTOCOL}\n{accuracy_table(result)}",
+            further_table(result),
             diversity_table(result),
             *redundancy_table(result),
             *fresh_table(result),
@@ -45,6 +55,29 @@ def show(result: Result) -> str:
             *shift_tables(result),
         ]
     )
+
+
+def headline(result: Result) -> str:
+    """Return the numbers that matter: the ensemble against its members, its calibration, what abstention buys."""
+    own, members, found = result["ensemble"], result["members"], result.get("calibration")
+    mean = members["accuracy"]
+    gain = f"{100 * (own['accuracy'] - mean):+.1f} points"
+    lines = [f"accuracy: ensemble {percent(own['accuracy'])}, its members {percent(mean)} on average ({gain})"]
+    if found is None:
+        lines.append(f"calibration: ECE {percent(own['ece'])}; {UNCALIBRATED}")
+    else:
+        measures, test = found["test"]["measures"], found["test"]
+        lines.append(
+            f"calibration: ECE {percent(measures['ece'])} with temperature {found['temperature']:.3g} "
+            f"({percent(own['ece'])} without)"
+        )
+        wrong = "" if test["risk"] is None else f", of which {percent(test['risk'])} are wrong"
+        lines.append(
+            f"abstention: answers {percent(test['answered'])} of the test set{wrong} "
+            f"({percent(1 - measures['accuracy'])} without)"
+        )
+    warning = no_better_than_guessing(result)
+    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), *lines])
 
 
 def accuracy_table(result: Result) -> str:
@@ -81,7 +114,9 @@ def calibration_table(result: Result) -> str:
         return UNCALIBRATED
     rows = [[each.what, each.promised, each.tested] for each in promises(found)]
     head = ["what predict does", "promised", "on the test set" + (" ITSELF" if found["source"] == "test" else "")]
-    return f"{chosen_on(found)}\n{table(head, rows)}\n({MEANING})"
+    few = few_behind(found)
+    remarks = [f"({MEANING})", *([textwrap.fill(few, 80)] if few else [])]
+    return "\n".join([chosen_on(found), table(head, rows), *remarks])
 
 
 SHORT = {"fpr95": "ID+ FPR95", "fpr95_ood_positive": "OOD+ FPR95", "detection": "det. error"}
@@ -148,9 +183,9 @@ def redundancy_table(result: Result) -> list[str]:
 
 def fresh_table(result: Result) -> list[str]:
     found = result.get("redundancy_fresh")
-    kinds = [kind for kind in FRESH_REDUNDANCY if kind in (found or {})]  # one that finds no partners is missing
-    if found is None or not kinds:
+    if found is None:
         return []
+    kinds = [kind for kind in FRESH_REDUNDANCY if kind in found]  # earlier versions kept one without the other
     columns = [found[kind]["nats_P"] for kind in kinds]
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
     titles = headings(FRESH_REDUNDANCY[kind] for kind in kinds)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dicedist.config import names
 from dicedist.reporting import svg
@@ -23,8 +24,8 @@ def section(groups: Sequence[Group]) -> Section | None:
         return None
     loss, accuracy = guessing(comparing)
     figures = {
-        "loss": chart(comparing, LOSS, loss),
-        "accuracy": chart(comparing, ACCURACY, accuracy),
+        "loss": chart(comparing, replace(LOSS, reference=loss)),
+        "accuracy": chart(comparing, replace(ACCURACY, reference=accuracy)),
         "calibration": calibration(comparing),
     }
     return Section("report/discriminator", "Discriminator", {"groups": comparing, "figures": figures})

@@ -20,6 +20,7 @@ class Course:
     title: str
     unit: str
     scale: float = 1
+    reference: Reference | None = None
 
 
 def validated(whose: str, measure: Measure, of: str = "", on: str = names.VALIDATION) -> Course:
@@ -29,11 +30,22 @@ def validated(whose: str, measure: Measure, of: str = "", on: str = names.VALIDA
 
 
 ACCURACY, NATS = ENSEMBLE[0], names.REDUNDANCY_NATS
+NOTHING_SHARED = (0.0, "nothing shared")
 MAIN = (
     *(validated(names.ENSEMBLE, measure, " of the ensemble") for measure in ENSEMBLE if measure.quick),
     validated(names.MEMBERS, ACCURACY, " of the members"),
-    Course(names.train(NATS), "Redundancy", "w's own estimate, clipped first term, training, nats"),
-    Course(names.validation(NATS), "Redundancy, held out", "w's own estimate, both terms, validation, nats"),
+    Course(
+        names.train(NATS),
+        "Redundancy",
+        "w's own estimate, clipped first term, training, nats",
+        reference=NOTHING_SHARED,
+    ),
+    Course(
+        names.validation(NATS),
+        "Redundancy, held out",
+        "w's own estimate, both terms, validation, nats",
+        reference=NOTHING_SHARED,
+    ),
     *(validated(names.DIVERSITY, measure) for measure in DIVERSITY if measure.summary),
 )
 FOLDED = {
@@ -60,7 +72,7 @@ def section(groups: Sequence[Group]) -> Section:
     return Section("report/dynamics", "Training dynamics", values)
 
 
-def chart(groups: Sequence[Group], course: Course, reference: Reference | None = None) -> Figure | None:
+def chart(groups: Sequence[Group], course: Course) -> Figure | None:
     lines = [Line(group.label, group.style, group.curve(course.record, course.scale)) for group in groups]
     last = max((record["epoch"] for group in groups for run in group.runs for record in run.records), default=0)
-    return line_chart(course.title, lines, svg.span("epoch", 0, last), course.unit, reference=reference)
+    return line_chart(course.title, lines, svg.span("epoch", 0, last), course.unit, reference=course.reference)

@@ -43,7 +43,7 @@ def line_chart(
     if reference:
         height, name = reference
         panel.reference((x.low, height), (x.high, height))
-        panel.write(panel.left + 4, panel.y(height) - 5, name, "note")
+        panel.write(panel.right - 4, panel.y(height) - 5, name, "note", "end")  # lines mostly begin at it
     for line in lines:
         draw_line(panel, line, x.label)
     if named:

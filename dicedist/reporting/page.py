@@ -10,6 +10,7 @@ from dicedist.reporting import (
     calibration,
     classes,
     comparison,
+    decisions,
     dynamics,
     gallery,
     outside,
@@ -64,6 +65,7 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     found = [dynamics.section(groups), adversary.section(groups)]
     if evaluated:
         found = [
+            decisions.section(evaluated),
             summary.section(evaluated, others),
             comparison.section(evaluated),
             dynamics.section(groups),

@@ -51,5 +51,5 @@ def measures(groups: Sequence[Group]) -> Table:
         [m.heading + when + m.arrow, *estimates([group.measure(part, m.name) for group in groups], m)]
         for m, when, part in parts
     ]
-    caption = "Calibration, abstention and the two sources of uncertainty; + T: by the split-half protocol on test"
+    caption = "Calibration, abstention and the two sources of uncertainty; + T: the paper's protocol"
     return Table(caption, [Head("measure"), *(Head(group.label) for group in groups)], rows)

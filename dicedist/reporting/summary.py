@@ -14,7 +14,7 @@ FRESH = "redundancy, by a fresh estimator"
 PREDICTORS = ("ensemble", "members", "student")
 PRAISES = {  # measure and title of a column -> the text of the tile for the best ensemble
     ("accuracy", "ensemble"): "most accurate, %",
-    ("nll", "after"): "lowest NLL after temperature",
+    ("nll", "after"): "lowest NLL after temperature, paper's protocol",
     ("ratio_error", "ratio-error ↑"): "highest ratio-error",
     ("auroc", OOD_SCORES["max_softmax_tempered"]): "best OOD AUROC, %",
 }
@@ -37,7 +37,7 @@ def section(groups: Sequence[Group], unevaluated: Sequence[Group]) -> Section:
     heads = [Head("ensemble"), Head("n"), *(Head(column.title, column.over) for column in shown)]
     values = {
         "tiles": tiles(groups, shown) if len(blocks) == 1 else [],
-        "table": Table("Test set: mean ± sample deviation over n seeds", heads, rows),
+        "table": Table("Test set, the paper's protocol: mean ± sample deviation over n seeds", heads, rows),
         "fresh": any(column.over == FRESH for column in shown),
         "sets": common_sets(groups),
         "unevaluated": unevaluated,
@@ -95,7 +95,7 @@ def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> list[tuple[str, C
 
 def alone(column: Column) -> str:
     """The text of a tile where there is nobody to be better than."""
-    when = " temperature" if column.title in ("before", "after") else ""
+    when = " temperature, paper's protocol" if column.title in ("before", "after") else ""
     return f"{column.over.rstrip(' ↑↓')}, {column.title.rstrip(' ↑↓')}{when}"
 
 

@@ -1,14 +1,17 @@
-"""The lines that a run prints at its start: the placement, the traffic of a step, on a CPU the time it will take."""
+"""The lines that a run prints at its start: what is trained, where, on which data, and on a CPU how long."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dicedist.algorithm.step import Step
 from dicedist.cluster.devices import MIB
 from dicedist.cluster.exchange import Exchange
 from dicedist.cluster.world import World
+from dicedist.config import Config
 from dicedist.console.lines import duration, plural
 from dicedist.console.tables import table
 from dicedist.data.sources import Source
+from dicedist.evaluation.promises import rests_on_few
 from dicedist.evaluation.teacher import Teacher
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.forecast import seconds_to_go
@@ -16,6 +19,7 @@ from dicedist.training.job import Job
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS, LISTED = 20, 5  # classes in the table, in a warning
+MOST_NAMED = 8  # ranks whose parts stand in the first line
 
 
 def announce(
@@ -28,58 +32,100 @@ def announce(
     steps_left: int,
     tracker: SilentTracker,
 ) -> None:
-    """All ranks must call it. footprint: bytes of this rank's parts, by kind."""
+    """Say what will be trained, where and how long; with log.verbose also memory, traffic and the size of each class.
+
+    All ranks call. footprint: bytes of this rank's parts, by kind.
+    """
     config, placement, source, hosted = job.config, job.placement, job.source, step.hosted
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
     of_w = sum(p.numel() for p in hosted.w.parameters()) if hosted.w else 0
     card = {"device": str(world.device), "host": world.host, "own": own, "w": of_w, "footprint": {**footprint}}
     records = world.control.report(card)
-    rows = [
-        [rank, record["device"], record["host"], parts]
-        for rank, (record, parts) in enumerate(zip(records, placement.parts, strict=False))  # the others get no records
-    ]
-    tracker.say(table(["rank", "device", "host", "parts"], rows))
-    footprints: list[dict[str, int]] = [record["footprint"] for record in records]
-    fullest = max(footprints, key=lambda sizes: sum(sizes.values()), default={})
-    listed = " + ".join(f"{name} {size / MIB:,.1f}" for name, size in fullest.items())
-    tracker.say(
-        f"a rank's weights, gradients and states take at most {listed} = {sum(fullest.values()) / MIB:,.1f} MiB"
-    )
-    num_common = sum(parameter.numel() for parameter in hosted.common_parameters)
-    num_own = sum(record["own"] for record in records) // placement.replicas
-    num_w = max((record["w"] for record in records), default=0) * config.redundancy.num_steps
-    sent = exchange.bytes_per_step(config.batch_size, num_common, num_own, num_w)
-    if sent:
-        listed = " + ".join(f"{name} {size:,}" for name, size in sent.items())
-        tracker.say(f"a step sends {listed} = {sum(sent.values()):,} bytes")
-    tracker.say(
-        f"{config.method.name} on {config.data.name}: {placement.num_members} x {config.network.label} "
-        f"({config.structure}), {len(source.train):,} {source.kind}, {plural(steps_left, 'step')} to go"
-    )
+    network = f"{placement.num_members} x {config.network.label} ({config.structure})"
+    tracker.say(f"{config.method.name} on {config.data.name}: {network}, {where(records, placement.parts)}")
+    tracker.say(sizes(source))
     if teacher is not None:
         members = f"{plural(len(teacher), 'member')} of {config.teacher.run}"
         tracker.say(f"taught by the {members}, step {teacher.ensemble.about.step}")
-    tracker.say(class_counts(source))
+    if config.log.verbose:
+        num_common = sum(parameter.numel() for parameter in hosted.common_parameters)
+        num_own = sum(record["own"] for record in records) // placement.replicas
+        num_w = max((record["w"] for record in records), default=0) * config.redundancy.num_steps
+        sent = exchange.bytes_per_step(config.batch_size, num_common, num_own, num_w)
+        for text in details(records, placement.parts, sent, source):
+            tracker.say(text)
+    if line := few_held_out(source, config):
+        tracker.warn(line)
     if job.method.estimator is not None:
         for line in too_small(source, config.redundancy.memory):
             tracker.warn(line)
+    takes = plural(steps_left, "step")
     if world.device.type == "cpu":
-        left = duration(seconds_to_go(job, world, exchange, teacher, steps_left))
-        tracker.say(f"on this CPU training and evaluation take about {left}")
+        takes += f", about {duration(seconds_to_go(job, world, exchange, teacher, steps_left))} with evaluation"
+    tracker.say(f"{takes}; Ctrl-C saves, and the same command continues")
+
+
+def where(records: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> str:
+    """Name the devices, and the parts of each rank where ranks are few. Only the reporter has records."""
+    kinds = sorted({record["device"].partition(":")[0] for record in records})
+    if len(parts) == 1:
+        return f"one process on {kinds[0]}"
+    nodes = len({record["host"] for record in records})
+    on = f"{len(records)} ranks on {' and '.join(kinds)}" + (f" of {nodes} nodes" if nodes > 1 else "")
+    return f"{on} ({' | '.join(parts)})" if len(records) <= MOST_NAMED else on
+
+
+def sizes(source: Source) -> str:
+    """Count the inputs, and the training inputs of the smallest and largest class."""
+    counts_K = source.train.labels_N.bincount(minlength=source.num_classes)
+    low, high = int(counts_K.min()), int(counts_K.max())
+    each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    splits = f"{len(source.val):,} for validation, {len(source.test):,} for the test"
+    return f"{len(source.train):,} {source.kind} of {source.num_classes:,} classes ({each} of each), {splits}"
+
+
+def details(
+    records: Sequence[Mapping[str, Any]], parts: Sequence[str], sent: Mapping[str, int], source: Source
+) -> list[str]:
+    """Return the ranks as a table, the memory of the fullest, the bytes of a step, and the size of each class."""
+    rows = [
+        [rank, record["device"], record["host"], part]
+        for rank, (record, part) in enumerate(zip(records, parts, strict=False))
+    ]
+    footprints: list[dict[str, int]] = [record["footprint"] for record in records]
+    fullest = max(footprints, key=lambda kinds: sum(kinds.values()), default={})
+    listed = ", ".join(f"{name} {size / MIB:,.1f}" for name, size in fullest.items())
+    texts = [
+        table(["rank", "device", "host", "parts"], rows),
+        f"memory per rank: at most {sum(fullest.values()) / MIB:,.1f} MiB ({listed})",
+    ]
+    if sent:
+        listed = ", ".join(f"{name} {size:,}" for name, size in sent.items())
+        texts.append(f"a step sends {sum(sent.values()):,} bytes ({listed})")
+    return [*texts, class_counts(source)]
 
 
 def class_counts(source: Source) -> str:
-    """Count the inputs of every class; of many classes the smallest and largest; in one line if all have as many."""
+    """Count the inputs of every class; of many classes the smallest and largest."""
     counts = {split: getattr(source, split).labels_N.bincount(minlength=source.num_classes) for split in SPLITS}
-    train_K = counts["train"]
-    if train_K.min() == train_K.max():
-        return f"{source.num_classes:,} classes, {int(train_K[0]):,} training {source.kind} of each"
-    order = train_K.argsort(stable=True).tolist()
+    order = counts["train"].argsort(stable=True).tolist()
     shown = order if len(order) <= MOST_ROWS else [*order[: MOST_ROWS // 2], *order[-MOST_ROWS // 2 :]]
     rows = [[source.class_names[k], *(int(counts[split][k]) for split in SPLITS)] for k in shown]
     left_out = len(order) - len(shown)
     note = f"\n(and {left_out:,} classes between them)" if left_out else ""
     return table(["class", *SPLITS], rows) + note
+
+
+def few_held_out(source: Source, config: Config) -> str | None:
+    """Warn before training of what the validation set will be too small for."""
+    counts_K = source.val.labels_N.bincount(minlength=source.num_classes)
+    if not len(source.val) or not config.evaluate.test or config.calibration.source == "test":
+        return None
+    line = rests_on_few(len(source.val), int(counts_K.min()), f"validation {source.kind}", config.calibration)
+    if line is None:
+        return None
+    larger = "collect more" if config.data.val_fraction == "auto" else "write data.val_fraction=auto, or collect more"
+    return f"{line}: {larger}"
 
 
 def too_small(source: Source, memory: int) -> list[str]:

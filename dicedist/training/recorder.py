@@ -57,7 +57,7 @@ class Recorder:
         )
         self.saver.receive([record["written"] for record in records])
         due = self.world.reports and not validation_due and self.saver.due(done)
-        agreed = self.world.control.agree(FAULT if fault else SAVE if due else GO_ON)
+        agreed = self.world.control.maximum(FAULT if fault else SAVE if due else GO_ON)
         if agreed == FAULT:
             raise_first([record["fault"] for record in records])
         for record in records:
@@ -88,7 +88,7 @@ class Recorder:
             "total_steps": done if is_last else self.job.extent.total_steps,
             "best": self.best,
             "loss": self.tracker.latest.get("loss"),
-            "records": self.tracker.kept(),
+            "records": self.tracker.state(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": source.data_digest,

@@ -53,7 +53,7 @@ def test_photographs_from_training_to_export(tmp_path, photos, name):
         "network.pretrained=weights.safetensors", "batch_size=6", "max_steps=2", "data.val_fraction=0.2",
         "tracking=none", "run.name=photos",
     )  # fmt: skip
-    assert "a rank's weights, gradients and states take at most members" in said and "done: runs/photos" in said
+    assert "5 ranks on cpu" in said and "done: runs/photos" in said
     for format in ("pt2", "onnx"):
         told = dicedist(tmp_path, "export", "run=runs/photos", f"format={format}")
         assert "the networks on test images of folder" in told

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from dicedist import Ensemble, export
@@ -18,6 +19,7 @@ from dicedist.data import sources
 from dicedist.evaluation import formats
 from dicedist.evaluation.calibration import Calibration
 from dicedist.evaluation.loading import load_ensemble
+from dicedist.metrics.features import bank_of
 from dicedist.runs.run import Run
 from tests.support.tiny import train
 
@@ -72,13 +74,18 @@ class Flat(nn.Module):
 
 
 @pytest.mark.parametrize("format", ["pt2", "onnx"])
-@pytest.mark.parametrize(("kind", "quantiles"), [("lac", [0.72]), ("aps", [0.5, 0.6, 0.7, 0.8])])
-def test_decisions_of_a_calibrated_ensemble_are_in_the_graph(tmp_path, format, kind, quantiles):
+@pytest.mark.parametrize(
+    ("kind", "quantiles", "score", "unlike"),
+    [("lac", [0.72], None, 0.28), ("aps", [0.5, 0.6, 0.7, 0.8], None, 0.28), ("lac", [0.72], "knn", 0.4)],
+)
+def test_decisions_of_a_calibrated_ensemble_are_in_the_graph(tmp_path, format, kind, quantiles, score, unlike):
     plain = Ensemble.from_members([Flat(seed) for seed in range(3)], 4, 8, average="logits")
-    chosen = Calibration("validation", 100, 1.7, 0.1, kind, len(quantiles) > 1, quantiles, 0.05, None, 0.28, 0.28)
-    about = dataclasses.replace(plain.about, temperature=1.7, calibration=dataclasses.asdict(chosen))
-    ensemble = Ensemble(about, plain.trunk, [*plain.encoders], [*plain.classifiers])
+    chosen = Calibration("validation", 100, 1.7, 0.1, kind, len(quantiles) > 1, quantiles, 0.05, None, 0.28, unlike)
+    calibrated = dataclasses.asdict(chosen) | {"ood_score": score}
+    about = dataclasses.replace(plain.about, temperature=1.7, calibration=calibrated, ood_score=score)
     draws = torch.Generator().manual_seed(0)
+    bank = {"bank_RMD": bank_of(torch.randn(3, 40, 4, generator=draws))}
+    ensemble = Ensemble(about, plain.trunk, [*plain.encoders], [*plain.classifiers]).with_heads(bank)
     images = torch.randint(256, (8, 8, 8, 3), dtype=torch.uint8, generator=draws)
     answered = ensemble(images)
     assert {"label_set", "abstain", "reason", "ood_threshold"} <= answered.keys() - plain(images).keys()
@@ -87,6 +94,23 @@ def test_decisions_of_a_calibrated_ensemble_are_in_the_graph(tmp_path, format, k
     if format == "pt2":
         found = Ensemble.load(tmp_path / "model.pt2").predict(images)
         assert found.reason.equal(answered["reason"]) and found.label_set.equal(answered["label_set"])
+
+
+def test_a_file_of_an_earlier_version_loads_and_answers_with_its_score(run, images, tmp_path):
+    """It names neither an OOD score nor what came with it, and holds no bank."""
+    export.run([f"run={run}", f"output={tmp_path / 'new.safetensors'}"])
+    with safe_open(tmp_path / "new.safetensors", "pt") as file:
+        about, weights = json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del about["ood_score"]
+    chosen = Calibration("validation", 100, 1.7, 0.1, "lac", False, [0.72], 0.05, None, 0.28, 0.1)
+    later = {"ood_score", "guarantee", "temperature_spread", "answered", "wrong", "fewest"}
+    about["calibration"] = {k: v for k, v in dataclasses.asdict(chosen).items() if k not in later}
+    save_file(weights, tmp_path / "old.safetensors", {"about": json.dumps(about)})
+    found = Ensemble.load(tmp_path / "old.safetensors")
+    expected = load_ensemble(Run.open(run), tell=print)
+    assert "bank_RMD" not in weights and found.about.ood_score is None
+    torch.testing.assert_close(found(images)["ood_score"], expected(images)["ood_score"])
+    assert found(images)["ood_threshold"].tolist() == pytest.approx([0.1] * 5)
 
 
 def test_pt2_needs_torch_alone(run, images, tmp_path, capsys):

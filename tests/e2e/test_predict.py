@@ -57,7 +57,9 @@ def expected(ensemble, path):
         outputs = ensemble(pixels[None])
     label = ensemble.about.class_names[outputs.pop("label")]
     p_K, p_MK = outputs["probabilities"][0], outputs["member_logits"][0].softmax(1)
-    shares = dict(zip(ensemble.about.class_names, p_K.tolist(), strict=True))
+    calibrated_K = (outputs["member_logits"][0].mean(0) / ensemble.about.temperature).softmax(0)
+    assert calibrated_K.max().item() == pytest.approx(outputs["confidence"].item(), abs=1e-5)
+    shares = dict(zip(ensemble.about.class_names, calibrated_K.tolist(), strict=True))
     within_M = -(p_MK * p_MK.log()).sum(1)
     mean_K = p_MK.mean(0)
     figures = {
@@ -136,13 +138,27 @@ def test_a_corrupt_image_is_a_line(run, photos, tmp_path, capsys):
     predict.run([f"run={run}", str(tmp_path)])
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:6] == ["path", "label", "confidence", "disagreement", "ood", "score"]
-    assert header.endswith("abstains, or the set of labels")
+    assert header.endswith("abstains (why): set of labels")
     assert len(lines) == 4 and [" error: " in line for line in lines] == [True, True, False, True]
     figures = [rows[2][name] for name in prediction.COLUMNS]
     assert lines[2].split()[:5] == [rows[2]["path"], rows[2]["label"], *(f"{figure:.3f}" for figure in figures)]
-    advice = f"abstains: {rows[2]['abstains']}" if rows[2]["abstains"] else f"{len(rows[2]['set'])} labels"
-    assert lines[2].endswith(advice) or lines[2].endswith(", ".join(rows[2]["set"]))
+    assert lines[2].endswith(f"  {prediction.advice(rows[2])}")
     assert header.index("confidence") + len("confidence") == lines[2].index(f"{figures[0]:.3f}") + 5
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ({"abstains": None, "set": ["oak", "elm"]}, "oak, elm"),
+        ({"abstains": "unsure", "set": ["oak", "elm"]}, "abstains (unsure): oak, elm"),
+        ({"abstains": "unsure", "set": ["oak"] * 4}, "abstains (unsure): 4 labels"),
+        ({"abstains": "unlike the training images"}, "abstains (unlike the training images)"),
+        ({"abstains": None, "set": []}, ""),
+        ({}, ""),
+    ],
+)
+def test_an_abstention_does_not_hide_the_labels(row, line):
+    assert prediction.advice(row) == line
 
 
 def test_one_member_into_a_file(run, photos, tmp_path, capsys):

@@ -73,7 +73,7 @@ def test_killed_then_asked_to_stop(tmp_path):
     run.start()
     run.wait_for_records(2)
     run.ranks()[1].kill()
-    run.wait_for(lambda: run.told().count("a step sends") == 2)
+    run.wait_for(lambda: run.told().count("Ctrl-C saves") == 2)
     run.wait_for_records(6)
     run.launcher.send_signal(signal.SIGTERM)
     assert run.wait() == 75, run.told()

@@ -89,7 +89,7 @@ def assert_as_evaluated(ensemble, images, evaluation):
     labels = evaluation.logits_MNK.argmax(2)
     pairs = list(combinations(range(len(labels)), 2))
     differ = sum((labels[i] != labels[j]).float() for i, j in pairs) / max(1, len(pairs)) + torch.zeros(len(images))
-    score = evaluation.scores.get("dice_x_w", evaluation.scores["max_softmax"])
+    score = evaluation.scores[evaluation.result["calibration"]["ood_score"]]
     assert ensemble.about.temperature == pytest.approx(temperature)
     assert found["label"].dtype == torch.int64 and found["label"].equal(logits_NK.argmax(1))
     expected = {
@@ -129,6 +129,56 @@ def test_answers_what_the_evaluation_measured(finished, images, monkeypatch):
     assert_as_evaluated(ensemble, images, finished.evaluation)
 
 
+@pytest.mark.parametrize("name", ["dice_x_w", "energy"])
+@pytest.mark.parametrize("finished", ["dice"], indirect=True)
+def test_another_ood_score_is_measured_or_read_from_what_was_kept(finished, images, tmp_path, name):
+    """predict calibrates it anew on the logits and readings that the evaluation kept; evaluate measures it."""
+    asked = {"ood_score": name}
+    ensemble = load_ensemble(Run.open(finished.run), asked=asked, tell=print)
+    own = evaluated(finished.run, tmp_path, f"calibration.ood_score={name}")
+    assert own.result["calibration"]["ood_threshold"] == pytest.approx(ensemble.about.calibration["ood_threshold"])
+    assert ensemble.bank_RMD is None and own.result["calibration"]["ood_score"] == name
+    assert_as_evaluated(ensemble, images, own)
+
+
+@pytest.mark.parametrize("finished", ["ind"], indirect=True)
+def test_a_score_that_members_lack_is_refused_or_replaced(finished, tmp_path, capsys):
+    with pytest.raises(ValueError, match="calibration.ood_score=w_only: .* does not hold this score"):
+        load_ensemble(Run.open(finished.run), asked={"ood_score": "w_only"})
+    own = evaluated(finished.run, tmp_path, "calibration.ood_score=dice_x_w")
+    assert own.result["calibration"]["ood_score"] == "max_softmax"
+    assert "calibration.ood_score=dice_x_w: these members have none, so max_softmax takes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("finished", ["mixed"], indirect=True)
+def test_some_of_the_members_are_compared_with_their_part_of_the_bank(finished, images):
+    whole = load_ensemble(Run.open(finished.run), tell=print)
+    part = whole[[0, 2]]
+    assert part.bank_RMD.equal(whole.bank_RMD[:, [0, 2]]) and part.about.calibration is None
+    of_run = load_ensemble(Run.open(finished.run), [0, 2], tell=print)
+    assert of_run.about.calibration["ood_threshold"] is None, "nobody kept how near the validation images are to them"
+    with torch.inference_mode():
+        torch.testing.assert_close(part(images)["ood_score"], of_run(images)["ood_score"])
+
+
+@pytest.mark.parametrize("finished", ["dice", "ind"], indirect=True)
+def test_results_of_an_earlier_version_answer_with_its_score(finished, images, tmp_path):
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    result = json.loads((run / "evaluation.json").read_text())
+    for key in ("sha256", "files"):
+        del result[key]
+    del result["calibration"]["ood_score"]
+    result["calibration"]["ood_threshold"] = 0.1234
+    (run / "evaluation.json").write_text(json.dumps(result))
+    for asked in ({}, {"alpha": 0.2}):
+        ensemble = load_ensemble(Run.open(run), asked=asked, tell=print)
+        assert (ensemble.about.ood_score, ensemble.about.calibration["ood_threshold"]) == (None, 0.1234)
+    name = "dice_x_w" if finished.kind == "dice" else "max_softmax"
+    with torch.inference_mode():
+        found = ensemble(images)["ood_score"]
+    torch.testing.assert_close(found, finished.evaluation.scores[name].float(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("finished", ["mixed", "student"], indirect=True)
 def test_some_members_and_the_other_average(finished, images, tmp_path):
     """If a selection was not evaluated, its temperature is fitted to the logits of what was."""
@@ -147,7 +197,9 @@ def test_holds_what_inference_needs_and_no_more(finished):
         for name, value in load_file(file).items()
         if name.startswith(wanted) or (file.stem == "trunk" and name.startswith("weights."))
     ]
-    assert sum(value.numel() for value in ensemble.state_dict().values()) == sum(saved)
+    held = ensemble.state_dict()
+    assert held.pop("bank_RMD").shape[:2] == (48, len(ensemble)), "the features of all training images, for KNN"
+    assert sum(value.numel() for value in held.values()) == sum(saved)
 
 
 def test_float_images(dice, images):
@@ -212,7 +264,7 @@ def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
     run = train_briefly(tmp_path / "before")
     assert load_ensemble(Run.open(run), tell=print).about == described
     monkeypatch.setattr(sources, "load", lambda *_, **__: dataclasses.replace(load_all(SHAPES), data_digest="other"))
-    with pytest.raises(ValueError, match="does not say how its images were normalised, and shapes has changed"):
+    with pytest.raises(ValueError, match="does not say how its images were normalized, and shapes has changed"):
         load_ensemble(Run.open(run), tell=print)
 
 

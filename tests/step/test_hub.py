@@ -120,7 +120,7 @@ def test_the_card_tells_what_was_measured(evaluated, hub):
     value, interval = accuracy.split(" | ")[1:]
     lower, upper = interval.removesuffix(" |").split(" to ")
     assert value == f"{100 * found['ensemble']['accuracy']:.2f}" and float(lower) < float(value) < float(upper)
-    for words in ("On 60 test inputs", "## Calibration", "60 validation images", "## Limits", "| noise |"):
+    for words in ("On 60 test inputs", "## Calibration", "60 validation inputs", "## Limits", "| noise |"):
         assert words in text, words
     assert "a&#124;b, &#60;i&#62;, c" in text and "<i>" not in text
     assert all(f"({name})" in text for name in hub.files if name.endswith(".svg"))

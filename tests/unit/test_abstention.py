@@ -37,7 +37,7 @@ def test_the_risk_is_exceeded_in_at_most_a_tenth_of_draws(hardness, num_inputs, 
     exceeded, draws = 0, torch.Generator().manual_seed(1)
     for _ in range(DRAWS):
         rows = torch.randint(len(labels_N), (num_inputs,), generator=draws)
-        found = calibration.fit(logits_NK[None, rows], labels_N[rows], "logits", TARGETS, None)
+        found = calibration.fit(logits_NK[None, rows], labels_N[rows], "logits", TARGETS, {})
         confidence_N, predictions_N = (logits_NK / found.temperature).softmax(1).max(1)
         wrong_N = (predictions_N != labels_N)[reaches(confidence_N, found.threshold)]
         exceeded += len(wrong_N) > 0 and wrong_N.double().mean().item() > RISK
@@ -125,7 +125,7 @@ def test_a_share_is_answered():
 
 def test_what_cannot_be_shown_is_said(capsys):
     logits_NK, labels_N = population(1)
-    found = calibration.fit(logits_NK[None, :30], labels_N[:30], "logits", TARGETS, None)
+    found = calibration.fit(logits_NK[None, :30], labels_N[:30], "logits", TARGETS, {})
     assert found.threshold == NEVER and found.answered == 0
     assert "30 images of validation cannot show that at most calibration.risk=0.05" in (line := capsys.readouterr().err)
     assert "45 right answers at the least" in line and "the ensemble abstains always" in line

@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from dicedist.config import compose_config
 from dicedist.config.schema import CalibrationConfig
 from dicedist.evaluation import calibration
+from dicedist.evaluation.promises import no_better_than_guessing, rests_on_few
 from dicedist.evaluation.tables import calibration_table
 from dicedist.metrics import conformal
 from dicedist.metrics.conformal import acceptance_threshold, label_sets, nonconformity
@@ -131,27 +132,60 @@ def targets(**changes):
 
 def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
     logits_MNK, labels_N = ensemble_case()
-    scores_N = logits_MNK.mean(0).softmax(1).amax(1)
-    fitted = calibration.fit(logits_MNK, labels_N, "logits", targets(), scores_N)
-    found = calibration.tested(fitted, logits_MNK, labels_N, "logits", scores_N)
+    seen = {"knn": logits_MNK.mean(0).softmax(1).amax(1)}
+    fitted = calibration.fit(logits_MNK, labels_N, "logits", targets(), seen)
+    found = calibration.tested(fitted, logits_MNK, labels_N, "logits", seen)
     assert found["risk"] <= 0.2 and found["set_coverage"] >= 0.9 and found["ood_accepted"] >= 0.95
     shown = calibration_table({"calibration": {**vars(fitted), "test": found}})
     promised = ("≤ 20 % wrong, 90 % sure", "90 ± 2.9 % right", "95 ± 2.2 % accepted")
-    for line in ("chosen on 400 validation images", *promised):
+    for line in ("chosen on 400 validation inputs", *promised):
         assert line in shown
     assert max(map(len, shown.splitlines())) <= 80, "the table fits a usual terminal"
-    answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), None)
-    assert calibration.tested(answered, logits_MNK, labels_N, "logits", scores_N)["answered"] == pytest.approx(0.5)
+    answered = calibration.fit(logits_MNK, labels_N, "logits", targets(coverage=0.5), {})
+    assert calibration.tested(answered, logits_MNK, labels_N, "logits", seen)["answered"] == pytest.approx(0.5)
     assert answered.ood_threshold is None and answered.risk is None
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "fewest", "changes", "words"),
+    [
+        (
+            6,
+            1,
+            {},
+            ["6 images to", "no label sets (calibration.alpha=0.1 needs 9)", "risk=0.05 needs 45 right"],
+        ),
+        (20, 1, {}, ["label sets that are right in 90 ± 12 %", "the ensemble abstains always"]),
+        (46, 1, {}, ["46 images to calibrate on are few: label sets that are right in 90 ± 7.7 %"]),
+        (30, 1, {"coverage": 0.8}, ["30 images to calibrate on are few: label sets that are right in 90 ± 10 %"]),
+        (100, 5, {"per_class": True}, ["no label sets (calibration.alpha=0.1 needs 9 of a class)"]),
+        (30, 1, {"risk": 0.02}, ["calibration.risk=0.02 needs 114 right answers"]),
+        (50, 1, {}, None),
+    ],
+)
+def test_what_few_inputs_cannot_promise_is_said(num_inputs, fewest, changes, words):
+    line = rests_on_few(num_inputs, fewest, "images", targets(**{"risk": 0.05, **changes}))
+    assert line is None if words is None else all(word in line for word in words)
+
+
+@pytest.mark.parametrize(("accuracy", "says"), [(0.3, True), (0.41, True), (0.52, False)])
+def test_an_ensemble_that_guesses_is_named(accuracy, says):
+    """40 of 100 test inputs are of one class: 48 right answers would be beyond chance."""
+    result = {"per_class": {"count": [40, 30, 30]}, "ensemble": {"accuracy": accuracy}}
+    line = no_better_than_guessing(result)
+    assert (line is not None) == says
+    if line:
+        assert line.startswith(f"No better than guessing: {100 * accuracy:.1f} % of the test set is right, and 40.0 %")
+        assert "bottleneck.log_beta" in line and "method=ind" in line
 
 
 def test_too_few_inputs_cost_the_sets_of_a_training_and_refuse_a_wish(capsys):
     logits_MNK, labels_N = ensemble_case(8)
-    assert calibration.fit(logits_MNK, labels_N, "logits", targets(), None).quantiles is None
+    assert calibration.fit(logits_MNK, labels_N, "logits", targets(), {}).quantiles is None
     line = "calibration.alpha=0.1 needs 9 calibration images"
     assert line in capsys.readouterr().err
     with pytest.raises(ValueError, match=f"{line}.*there are 8, so write calibration.alpha=0.112"):
-        calibration.fit(logits_MNK, labels_N, "logits", targets(), None, strict=True)
+        calibration.fit(logits_MNK, labels_N, "logits", targets(), {}, strict=True)
 
 
 @pytest.mark.parametrize("n", [20, 200])

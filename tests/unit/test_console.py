@@ -7,10 +7,15 @@ import struct
 import termios
 
 import pytest
+import torch
 
+from dicedist import show
 from dicedist.console import progress
 from dicedist.console.lines import duration, plural, printable
 from dicedist.console.progress import Progress
+from dicedist.data.sources import Source, Split
+from dicedist.evaluation.tables import headline
+from dicedist.training.announcement import sizes, where
 
 CLEARED = b"\r\x1b[2K"
 
@@ -78,3 +83,48 @@ def test_words():
     assert [duration(s) for s in (59, 61, 3700, 90_000)] == ["59 s", "1 min 01 s", "1 h 01 min", "1 d 1 h"]
     assert plural(1, "image") == "1 image" and plural(2000, "image") == "2,000 images"
     assert printable("a\nb\x1b[31m\udcff") == "a?b?[31m?"
+
+
+def card(device, host="a"):
+    return {"device": device, "host": host}
+
+
+def test_the_first_lines_of_a_training_name_devices_parts_and_sizes():
+    three = ["member 0", "member 1", "discriminator"]
+    assert where([card("cpu")], ["member 0, member 1"]) == "one process on cpu"
+    ranks = [card("cuda:0"), card("cuda:1"), card("cuda:0", "b")]
+    assert where(ranks, three) == "3 ranks on cuda of 2 nodes (member 0 | member 1 | discriminator)"
+    assert where(ranks * 5, three * 5) == "15 ranks on cuda of 2 nodes", "many ranks are counted, not listed"
+    train, none = (Split(None, torch.tensor(labels)) for labels in ([0, 0, 1], [0]))
+    source = Source("own", ["a", "b"], (0.5,), (0.5,), 32, train=train, val=none, test=none, data_digest="")
+    assert sizes(source) == "3 images of 2 classes (1 to 2 of each), 1 for validation, 1 for the test"
+
+
+def test_the_last_lines_of_a_training_are_three_numbers():
+    own = {"accuracy": 0.944, "ece": 0.27}
+    calibrated = {"measures": {"accuracy": 0.944, "ece": 0.015}, "answered": 0.75, "risk": 0.007}
+    result = {
+        "ensemble": own,
+        "members": {"accuracy": 0.919},
+        "calibration": {"temperature": 0.355, "test": calibrated},
+    }
+    assert headline(result).splitlines() == [
+        "accuracy: ensemble 94.4 %, its members 91.9 % on average (+2.5 points)",
+        "calibration: ECE 1.5 % with temperature 0.355 (27.0 % without)",
+        "abstention: answers 75.0 % of the test set, of which 0.7 % are wrong (5.6 % without)",
+    ]
+    del result["calibration"]
+    assert headline(result).splitlines()[1].startswith("calibration: ECE 27.0 %; not calibrated: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ([], "name the runs to show"),
+        (["--all"], "--all: there is no such option"),
+        (["runs/none"], "runs/none is not a run"),
+    ],
+)
+def test_show_refuses_in_one_line(words, refusal):
+    with pytest.raises(ValueError, match=refusal):
+        show.run(words)

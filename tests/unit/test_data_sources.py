@@ -20,6 +20,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from dicedist.config import compose_config
 from dicedist.data import prepared
 from dicedist.data.sets import cifar, shapes
 from dicedist.data.sources import holdout, load, whole_split
@@ -111,6 +112,38 @@ def test_holdout_leaves_every_class_in_training(data_config):
     assert labels[train].bincount().tolist() == [1, 1, 1] and len(val) == 5
     with pytest.raises(ValueError, match="holds out none: write a larger one, or data.split=full"):
         holdout(labels, data_config("folder", val_fraction=0.05))
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "held_out"),
+    [(140, 50), (100, 50), (99, 20), (20, 5), (400, 80), (5_000, 1_000), (20_000, 2_000), (50_000, 2_500)],
+)
+def test_auto_holds_out_enough_for_what_is_promised(data_config, num_inputs, held_out):
+    """The README's 140 photos held out 6. Stratified, rounded up to whole inputs of a class."""
+    labels = torch.arange(num_inputs) % 5
+    train, val = holdout(labels, data_config("folder"))
+    assert len(train) + len(val) == num_inputs and held_out <= len(val) <= held_out + 5
+    counts = labels[val].bincount(minlength=5)
+    assert counts.max() - counts.min() <= 1
+    assert len(val) <= (num_inputs + 5) / 2
+
+
+def test_auto_is_stratified_and_leaves_every_class_in_both(data_config):
+    labels = torch.tensor([0] * 100 + [1] * 38 + [2] * 2)
+    train, val = holdout(labels, data_config("folder"))
+    assert labels[val].bincount().tolist() == [36, 14, 1] and labels[train].bincount().min() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"),
+    [("cifar10", 0.05), ("cifar100", 0.05), ("shapes", 0.05), ("digits", 0.1), ("wine", 0.1), ("breast_cancer", 0.1)]
+    + [(name, "auto") for name in ("folder", "files", "shards", "own", "vectors")],
+)
+def test_the_share_by_default(name, fraction):
+    """Published sets keep the share that committed results were made with; a user's own data gets enough."""
+    words = ["data.root=x"] if name in ("folder", "files", "shards", "vectors") else []
+    words += ["data._target_=my.Own", "data.trusted=true"] if name == "own" else []
+    assert compose_config([f"data={name}", *words]).data.val_fraction == fraction
 
 
 def test_no_more_is_held_out_than_rank_0_can_gather(data_config, monkeypatch):

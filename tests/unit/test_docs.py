@@ -21,7 +21,7 @@ from dicedist.runs.queue import Queue
 from dicedist.studies.search import Search
 from tests.support import CHECKOUT
 
-FOLDERS = (".", "docs", "docs/tutorials", "docs/reference", "launch/k8s", "examples")
+FOLDERS = (".", "docs", "docs/tutorials", "docs/results", "docs/reference", "launch/k8s", "examples")
 PAGES = sorted(path for folder in FOLDERS for path in (CHECKOUT / folder).glob("*.md"))
 PROGRAMS = ("dicedist", "timeout", "python", "torchrun", "docker", "kubectl", "sbatch", "mlflow", "find")
 START = re.compile(rf"(?:\./)?(?:{'|'.join(PROGRAMS)}|launch/[\w-]+|\.venv/bin/python)(?= |$)")
@@ -178,7 +178,7 @@ def test_links_lead_somewhere(page):
 PATH = re.compile(r"(?<![\w/.{-])(?:dicedist|tests|conf|docs|launch)/[\w./*-]*[\w*/]")
 ABOUT_PATHS = [
     path
-    for pattern in ("*.md", "docs/*", "launch/**/*", "dicedist/**/*.py", "tests/**/*.py", "conf/**/*.yaml")
+    for pattern in ("*.md", "docs/**/*", "launch/**/*", "dicedist/**/*.py", "tests/**/*.py", "conf/**/*.yaml")
     for path in sorted(CHECKOUT.glob(pattern))
     if path.is_file() and path.suffix in (".md", ".py", ".yaml", "") and path != Path(__file__)
 ]

@@ -8,10 +8,10 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import NearestNeighbors
 
 from dicedist.algorithm.counterpart import Features
-from dicedist.evaluation.detection import Scorer, detect, used
+from dicedist.evaluation.detection import Scorer, detect
 from dicedist.evaluation.readings import Collected
 from dicedist.metrics import ood
-from dicedist.metrics.features import NEIGHBOURS, Reference
+from dicedist.metrics.features import LARGEST_BANK, Reference, bank_of, bank_size, knn
 from dicedist.metrics.ood import auroc_resamples, percentiles
 
 
@@ -26,17 +26,27 @@ def reference():
     return Reference.of(features_MRD, labels_R, 5), features_MRD, labels_R  # a fifth class has no images
 
 
-def test_knn_equals_scikit_learn(reference):
-    found, features_MRD, _ = reference
-    new_MND = drawn(3, 40, 6, seed=1)
+@pytest.mark.parametrize(("size", "nth"), [(300, 2), (100, 1), (2000, 10)])
+def test_knn_equals_scikit_learn(size, nth):
+    """One in 200 of the bank is nearer; the bank is in half precision."""
+    features_MRD, new_MND = drawn(3, size, 6), drawn(3, 40, 6, seed=1)
 
     def together(features):
         directions = features / features.norm(dim=2, keepdim=True)
         return np.concatenate([member.numpy() for member in directions], axis=1)
 
-    oracle = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(together(features_MRD))
-    expected = -oracle.kneighbors(together(new_MND))[0][:, -1]
-    assert found.knn(new_MND).numpy() == pytest.approx(expected, abs=1e-3)
+    oracle = NearestNeighbors(n_neighbors=nth).fit(together(features_MRD))
+    distances = oracle.kneighbors(together(new_MND))[0][:, -1] / np.sqrt(3)
+    found = knn(bank_of(features_MRD), new_MND)
+    assert found.numpy() == pytest.approx(1 - distances / 2, abs=1e-3)
+    assert 0 <= found.min() and found.max() <= 1
+
+
+def test_a_bank_is_small_whatever_the_members():
+    for members, width in ((4, 64), (4, 2048), (100, 768), (1000, 10**6)):
+        size = bank_size(members, width)
+        assert 1 <= size <= 2000 and (size == 1 or 2 * size * members * width <= LARGEST_BANK)
+    assert bank_size(4, 64) == 2000 and bank_of(drawn(4, 5, 64)).nbytes == 2 * 4 * 5 * 64
 
 
 def test_mahalanobis_equals_plain_numpy(reference):
@@ -86,12 +96,12 @@ def test_resampled_auroc_equals_resampling_by_hand():
 def seen(seed, score, shift=0.0, M=3, N=80, K=4):
     """The logits of some inputs, and what the scorer sees of their features."""
     logits_MNK = drawn(M, N, K, seed=seed, shift=shift)
-    looked = score.look(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
+    looked = score.feature_scores(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
     return Collected(logits_MNK, looked, Features(torch.empty(M, 0, 6), torch.empty(M, 0, 6)))
 
 
 def test_scores_by_plain_numpy(reference):
-    score = Scorer("logits", lambda means_MND, labels_N: torch.full((80,), 0.5), reference[0])
+    score = Scorer("logits", lambda means_MND, labels_N: torch.full((80,), 0.5), None, reference[0])
     collected = seen(7, score)
     found = score(collected)
     logits = collected.logits_MNK.numpy().astype(float)
@@ -102,7 +112,7 @@ def test_scores_by_plain_numpy(reference):
     assert found["entropy"].numpy() == pytest.approx((p.mean(0) * np.log(p.mean(0))).sum(1))
     halved = np.exp(mean / 2) / np.exp(mean / 2).sum(1, keepdims=True)
     assert found["dice_x_w"].numpy() == pytest.approx(halved.max(1))
-    assert used(found).numpy() == pytest.approx(halved.max(1))
+    assert "knn" not in found and "mahalanobis" in found
 
 
 def exact_deviation(inside, outsides):
@@ -142,7 +152,7 @@ def test_sets_of_equal_size_are_drawn_independently():
 
 
 def test_groups_average_the_sets_that_were_found(reference):
-    score = Scorer("logits", None, reference[0])
+    score = Scorer("logits", None, bank_of(reference[1]), reference[0])
     inside, outside = score(seen(7, score)), {"a": score(seen(20, score, 0.2)), "b": score(seen(30, score, 0.4))}
     found = detect(inside, outside, {"near": ["a", "absent"], "far": ["b"], "none": ["absent"]})
     assert found["ood_groups"].keys() == {"near", "far"}

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dicedist import metrics
 from dicedist.config import Config, compose_config
 from dicedist.config.plan import Plan
 from dicedist.config.schema import MethodConfig
+from dicedist.evaluation import calibration
 from dicedist.evaluation.detection import histogram
 from dicedist.report import run
 from dicedist.reporting import paper, svg
@@ -40,7 +41,17 @@ from dicedist.runs.run import Run
 from tests.support.markup import EVERYTHING, HOSTILE, assert_only_our_markup
 
 SECTIONS = (
-    *("summary", "differences", "dynamics", "tradeoff", "reliability", "abstention", "discriminator", "ood"),
+    *(
+        "decisions",
+        "summary",
+        "differences",
+        "dynamics",
+        "tradeoff",
+        "reliability",
+        "abstention",
+        "discriminator",
+        "ood",
+    ),
     *("classes", "gallery", "runs"),
 )
 PICTURE = re.compile(r"<svg\b[^>]*>(?:(?:<svg\b.*?</svg>)|.)*?</svg>", re.DOTALL)
@@ -92,6 +103,10 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
         "ood": {name: ood_scores(scores, draw) for name in ("svhn", "isun")},
         "ood_missing": ["lsun_crop: put ood/lsun_crop.npz somewhere"],
     }
+    seen = {"knn": torch.rand(num_inputs, generator=draw)}
+    chosen = calibration.fit(logits_MNK, labels_N, "logits", composed().calibration, seen)
+    came_to = calibration.tested(chosen, logits_MNK, labels_N, "logits", seen)
+    evaluation["calibration"] = {**asdict(chosen), "test": came_to}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
     p_MNK = logits_MNK[:, :14].softmax(2)
     gallery = {
@@ -170,9 +185,11 @@ def test_one_page_with_every_figure(make_run: MakeRun, report: Callable[..., str
     runs.append(make_run("more", overrides=("redundancy.delta=0.5",)))
     text = report(*runs)
     assert re.findall(r'<section id="(\w+)">', text) == list(SECTIONS)
-    assert re.findall(r'href="#(\w+)"', text) == list(SECTIONS)
+    navigation = text[text.index("<nav") : text.index("</nav>")]
+    assert re.findall(r'href="#(\w+)"', navigation) == list(SECTIONS)
     drawn = {anchor: section_of(text, anchor).count('role="img"') for anchor in SECTIONS}
     assert drawn == {
+        "decisions": 0,
         "summary": 0,
         "differences": 0,
         "dynamics": 6 + 5 + 2,
@@ -210,6 +227,50 @@ def test_sizes_that_were_trained_apart_make_one_line(make_run: MakeRun) -> None:
     assert name not in drawn(runs[0], runs[1])
     apart = [make_run(f"delta-{delta}", overrides=(f"redundancy.delta={delta}",)) for delta in (0.1, 0.5)]
     assert name not in drawn(*apart)
+
+
+def test_what_predict_does_comes_first_and_the_papers_protocol_is_named(
+    make_run: MakeRun, report: Callable[..., str]
+) -> None:
+    """One temperature is that of predict, with its spread; the other is called the paper's."""
+    folder = make_run("a")
+    found = json.loads((folder / "evaluation.json").read_text())["calibration"]
+    text = report(folder)
+    sections = re.findall(r'<section id="(\w+)">', text)
+    assert sections[:2] == ["decisions", "summary"]
+    first = html.unescape(text[text.index('id="decisions"') : text.index('id="summary"')])
+    assert f"temperature {found['temperature']:.4g} ± {found['temperature_spread']:.2g}" in first
+    for line in (
+        "chosen on 160 validation inputs",
+        "90 ± 4.6 % right",
+        "≤ 5 % wrong, 90 % sure",
+        "95 ± 3.5 % accepted",
+    ):
+        assert line in first, line
+    assert "paper's protocol" not in first and text.count("paper's protocol") >= 2
+    assert "T = " not in first
+    summary = html.unescape(section_of(text, "summary"))
+    assert "NLL, nats, after temperature, paper's protocol" in summary
+    assert "Test set, the paper's protocol" in summary
+
+
+def test_redundancy_is_drawn_from_zero_and_promises_nothing(make_run: MakeRun, report: Callable[..., str]) -> None:
+    folder = make_run("a")
+    text = html.unescape(report(folder))
+    assert "DICE at work" not in text and "in nats from 0" in text
+    drawn = figures([Run.open(folder)])["redundancy"].svg
+    assert re.search(r'text-anchor="end"[^>]*>nothing shared', drawn), "at the right, where lines have left it"
+
+
+def test_an_ensemble_that_is_not_calibrated_or_guesses_is_named(make_run: MakeRun, report: Callable[..., str]) -> None:
+    folder = make_run("a")
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    del evaluation["calibration"]
+    evaluation["ensemble"]["accuracy"] = 0.25
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    text = html.unescape(report(folder))
+    assert "Not calibrated (no validation images, or evaluated by an earlier version)" in text
+    assert "No better than guessing: 25.0 % of the test set is right, and 25.0 % is of the most frequent class" in text
 
 
 def test_diversity_of_training_images_is_drawn(make_run: MakeRun, report: Callable[..., str]) -> None:

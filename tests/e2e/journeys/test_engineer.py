@@ -19,8 +19,8 @@ def trained(shell):
     told = shell.run(f"{line} data.size=32 network=resnet8 batch_size=16 max_steps=4")
     assert "left out train/Quitten/kaputt.jpg: cannot identify image file" in shell.told
     assert shell.told.count("kaputt.jpg") == 1 and "[ERROR]" not in shell.told and "it/s]" not in shell.told
-    assert "dice on folder: 4 x resnet8 (net), 45 images" in told
-    assert told.splitlines()[-1] == "done: runs/photos/report.html"
+    assert "dice on folder: 4 x resnet8 (net), one process on cpu\n45 images of " in told
+    assert "done: runs/photos/report.html" in told.splitlines()
     steps = [line.split()[1] for line in told.splitlines() if line.startswith("step ")]
     assert steps and len(steps) == len(set(steps)), "no step is told twice"
     return names
@@ -39,7 +39,7 @@ def test_new_photos_are_labelled(shell, trained):
         picture(number, rng).save(new / f"neu é {number}.jpg")
     (new / "broken.jpg").write_bytes(b"no image")
     told = shell.run(documented("dicedist predict run=runs/photos")).splitlines()
-    columns = "path label confidence disagreement ood score abstains, or the set of labels"
+    columns = "path label confidence disagreement ood score abstains (why): set of labels"
     assert " ".join(told[0].split()) == columns and len(told) == 5
     assert "error: cannot identify image file" in told[1] and any(name in told[2] for name in trained)
     rows = [
