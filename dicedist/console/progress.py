@@ -22,6 +22,10 @@ class SilentProgress:
         figures: text after the remaining time.
         """
 
+    def rate(self, done: float) -> str:
+        """Return the throughput since `begin`."""
+        return ""
+
     def begin(self) -> None:
         """Start the clock."""
 
@@ -60,6 +64,9 @@ class Progress(SilentProgress):
     def left(self, done: float) -> float:
         """Return the estimated remaining seconds."""
         return (time.monotonic() - self.started) / (done - self.first or 1) * (self.total - done)
+
+    def rate(self, done: float) -> str:
+        return f"{(done - self.first) / max(time.monotonic() - self.started, 1e-9):,.0f} {self.noun}/s"
 
     def begin(self) -> None:
         """Start the clock, and draw an empty bar on a terminal."""

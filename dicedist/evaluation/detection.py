@@ -4,7 +4,7 @@ Legend: M members, B inputs of a batch, N inputs, D features, K classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +21,7 @@ from dicedist.metrics.ood_scores import DICE_X_W, FROM_LOGITS, INDEPENDENCE, KNN
 
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
+OwnScore = Callable[[Tensor, Tensor], Tensor]  # of logits [M, B, K] and features [M, B, D]: [B], high for known inputs
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Scorer:
     independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
     bank_RMD: Tensor | None = None  # of training features
     reference: Reference | None = None  # the classes of training features
+    own: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, by name
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
@@ -43,6 +45,8 @@ class Scorer:
         if self.independence is not None:
             labels_B = metrics.ensemble_logits(logits_MBK, self.average).argmax(1)
             scores[INDEPENDENCE] = self.independence(means_MBD, labels_B)
+        for name, own in self.own.items():
+            scores[name] = checked(name, own(logits_MBK, means_MBD), means_MBD.shape[1])
         return scores
 
     def fitted(self, test: Collected, temperature: float) -> "Scorer":
@@ -65,7 +69,15 @@ class Scorer:
         if INDEPENDENCE in of_features:
             scaled_NK = logits_NK * of_features[INDEPENDENCE][:, None]
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
-        return {name: scores[name] for name in OOD_SCORES if name in scores}
+        return {name: scores[name] for name in (*OOD_SCORES, *self.own) if name in scores}
+
+
+def checked(name: str, scores_B: Tensor, count: int) -> Tensor:
+    """Refuse a score of the user's own that is no finite number for each input."""
+    if not isinstance(scores_B, Tensor) or scores_B.shape != (count,) or not scores_B.isfinite().all():
+        found = list(scores_B.shape) if isinstance(scores_B, Tensor) else type(scores_B).__name__
+        raise ValueError(f"ood_scores {name!r} returned {found}: return a tensor [{count}] of finite numbers")
+    return scores_B.detach().cpu().double()
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -202,6 +202,7 @@ class Ensemble(nn.Module):
         val: Any = None,
         train: Any = None,
         ood: Mapping[str, Any] | None = None,
+        ood_scores: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None,
         folds: int = 1,
         output: str | Path | None = None,
     ) -> "Evaluation":
@@ -209,11 +210,13 @@ class Ensemble(nn.Module):
 
         test, val, train: as in `calibrate`; val calibrates for this evaluation if the ensemble is not calibrated, and
         train gives the features that nearest neighbors compare with. ood: name -> inputs, a folder or an .npz.
+        ood_scores: name -> a function of logits [members, inputs, classes] and features [members, inputs, width] (the
+        logits again for networks from elsewhere), which returns a number for each input, high for known ones.
         output: the folder of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
         """
         from dicedist.evaluation.standalone import evaluate
 
-        return evaluate(self, test, val, train, ood or {}, folds, output)
+        return evaluate(self, test, val, train, ood or {}, ood_scores or {}, folds, output)
 
     def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
         """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.

@@ -5,7 +5,7 @@ w is the discriminator of the paper.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -21,7 +21,7 @@ from dicedist.console.lines import plural, warn
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Split, part, some_of_each
 from dicedist.evaluation import calibration
-from dicedist.evaluation.detection import EVERY_SET, Scorer, detect
+from dicedist.evaluation.detection import EVERY_SET, OwnScore, Scorer, detect
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import FIELDS, LOGITS, Collected, Reader, joined
 from dicedist.evaluation.redundancy import DRAWS, estimate, fresh_estimates
@@ -56,6 +56,7 @@ class Evaluator(Reader):
     w: Discriminator | None = None  # of the run, on the reporter; knows all members of the run except a student
     student: int | None = None  # the member that the method trains to be used alone
     chosen: calibration.Calibration | None = None  # made before: nothing is chosen on validation inputs
+    ood_scores: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, for the tables
 
     def evaluate(
         self, folds: int, ood: OodConfig, targets: CalibrationConfig, data_root: str | None, fresh: bool = False
@@ -72,7 +73,8 @@ class Evaluator(Reader):
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
-        scorer = Scorer(self.about.average, independence, *self.training_features(with_classes=bool(images)))
+        known = self.training_features(with_classes=bool(images))
+        scorer = Scorer(self.about.average, independence, *known, self.ood_scores)
         rows_X = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
         columns, score = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,), scorer.feature_scores
         test = self.collect(source.test, f"test {source.kind}", columns, score, None if has_val else rows_X)

@@ -133,6 +133,5 @@ def no_better_than_guessing(result: Mapping[str, Any]) -> str | None:
     return (
         f"No better than guessing: {percent(accuracy)} of the test set is right, and {percent(max(counts) / total)} is "
         "of the most frequent class. Check the labels; then try more epochs, another optimizer.lr, pretrained weights "
-        "(recipe=finetune, recipe=heads), and less compression, which members of a short training need: method=ind, "
-        "or 'bottleneck.log_beta=[[0, 100], [100, 10], [300, 8]]'."
+        "(recipe=finetune, recipe=heads), and no compression: method=ind."
     )

@@ -78,7 +78,7 @@ class Reader:
                 yield read_batch(ensemble, inputs, columns, kept_X)
                 done = end
                 advance()
-                progress.show(done)
+                progress.show(done, progress.rate(done))
         progress.clear()
 
     def collect(

@@ -58,7 +58,13 @@ def show(result: Result) -> str:
 
 
 def headline(result: Result) -> str:
-    """Return the numbers that matter: the ensemble against its members, its calibration, what abstention buys."""
+    """Return the numbers that matter, after a warning where the ensemble is no better than guessing."""
+    warning = no_better_than_guessing(result)
+    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), main_numbers(result)])
+
+
+def main_numbers(result: Result) -> str:
+    """Return the ensemble against its members, its calibration and what abstention buys, a line each."""
     own, members, found = result["ensemble"], result["members"], result.get("calibration")
     mean = members["accuracy"]
     gain = f"{100 * (own['accuracy'] - mean):+.1f} points"
@@ -76,8 +82,7 @@ def headline(result: Result) -> str:
             f"abstention: answers {percent(test['answered'])} of the test set{wrong} "
             f"({percent(1 - measures['accuracy'])} without)"
         )
-    warning = no_better_than_guessing(result)
-    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), *lines])
+    return "\n".join(lines)
 
 
 def accuracy_table(result: Result) -> str:

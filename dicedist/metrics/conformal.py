@@ -18,7 +18,7 @@ def nonconformity(p_NK: Tensor, kind: str) -> Tensor:
     """Return the nonconformity of each class [N, K]. Label sets hold the classes with low scores.
 
     lac: 1 - p (Sadinle et al., 2019: the smallest sets on average). aps: the probability of all classes down to this
-    one, itself included (Romano et al., 2020, without randomisation: sets grow with the difficulty of the input).
+    one, itself included (Romano et al., 2020, without randomization: sets grow with the difficulty of the input).
     """
     if kind == "lac":
         return 1 - p_NK

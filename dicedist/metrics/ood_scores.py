@@ -1,6 +1,6 @@
-"""Scores that tell inputs of the training's kind from others, higher for inputs of its kind.
+"""OOD scores of an input, higher for in-distribution inputs.
 
-Evaluation measures all of them. A trained ensemble answers with one: `score` computes it inside an exported graph too.
+Evaluation measures all scores. A trained ensemble answers with one of them, also inside an exported graph.
 
 Shapes: M members, N inputs, K classes.
 """

@@ -1,4 +1,4 @@
-"""Abstention and calibration beyond the ECE: risk-coverage curves, and a table of the measures that go with them."""
+"""Abstention and calibration beyond the ECE: risk-coverage curves, and a table of the measures."""
 
 import statistics
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def curves(group: Group) -> list[dict[str, list[float]]]:
 
 
 def points(group: Group, name: str) -> list[Point]:
-    """Pooled over the runs that were tested on equally many inputs as the first, in %."""
+    """Return the curve in %, pooled over the runs with as many test inputs as the first run."""
     found = curves(group)
     alike = [curve for curve in found if curve["coverage"] == found[0]["coverage"]]
     pooled = [pool(100 * risk for risk in column) for column in zip(*(curve[name] for curve in alike), strict=True)]

@@ -77,7 +77,7 @@ def names_of(there: Collection[str]) -> list[str]:
     results, (folder, _) = {path.name for path in LIKE.files}, LIKE.variation("label").directory.parts
     aside = [name for name in sorted(there) if (parts := name.split("/"))[0] == folder and len(parts) == 3]
     aside = [name for name in aside if LABEL.fullmatch(name.split("/")[1]) and name.split("/")[2] in results]
-    return [name for path in LIKE.travelling if (name := name_of(path)) in there] + aside
+    return [name for path in LIKE.files_to_send if (name := name_of(path)) in there] + aside
 
 
 def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: int | None = None) -> None:

@@ -159,7 +159,7 @@ def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | Non
     return FrozenTrunk(trunk.eval(), key, read_shape(config, plan), config.data).read_all(source)
 
 
-def normalised_as_published(source: Source, config: Config, plan: Plan) -> Source:
+def normalized_as_published(source: Source, config: Config, plan: Plan) -> Source:
     """Normalize images like the images on which the members were pretrained."""
     chosen_by_member = choices(config, plan.num_members)
     if all(each is None for each in chosen_by_member):

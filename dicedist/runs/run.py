@@ -190,7 +190,7 @@ class Run(Results):
         return own_folder(self.directory / "checkpoints")
 
     @property
-    def travelling(self) -> list[Path]:
+    def files_to_send(self) -> list[Path]:
         """Files that a bucket stores besides checkpoints, in the order of sending."""
         return [
             self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,

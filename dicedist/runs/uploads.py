@@ -167,7 +167,7 @@ class Uploads(NoUploads):
             self.send_newest(self.there)
         finally:
             self.sending = None
-        for path in [*self.run.travelling, *(path for aside in self.run.variations for path in aside.files)]:
+        for path in [*self.run.files_to_send, *(path for aside in self.run.variations for path in aside.files)]:
             self.send_file(path)
 
     def send_newest(self, there: dict[int, bytes]) -> None:

@@ -57,7 +57,7 @@ class SilentTracker:
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Add the values of some steps to the next summary."""
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
+    def summarize(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         """Record the means over the steps since the last summary, and the current values of the schedules.
 
         quiet: print no line, because a validation of the same step follows.
@@ -128,7 +128,7 @@ class Tracker(SilentTracker):
         for name, column in values.items():
             self.pending[name] = [*self.pending.get(name, []), *column]
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
+    def summarize(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         if not self.pending:
             return
         means = {name: math.fsum(column) / len(column) for name, column in self.pending.items()}

@@ -64,7 +64,7 @@ class Recorder:
             self.tracker.add(record["values"])
             self.loss_scales |= record["loss_scales"]
         if done % self.job.config.log.every_steps == 0 or done == self.job.extent.total_steps:
-            self.tracker.summarise(done, self.job.epoch(done), self.scheduled(done), validation_due)
+            self.tracker.summarize(done, self.job.epoch(done), self.scheduled(done), validation_due)
             figures = self.pace.figures(done)
             for record in records:
                 figures |= record["system"]

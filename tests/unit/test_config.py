@@ -62,7 +62,7 @@ def test_defaults_are_the_papers_main_job():
         ("optimizer.accumulate=0", "optimizer.accumulate=0: write a whole number from 1"),
         ("optimizer.clip_norm=0", "optimizer.clip_norm=0.0: write a number above 0"),
         ("evaluate.weights=ema", "evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999"),
-        ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimiser cannot go on with the st"),
+        ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimizer cannot use the state"),
         ("bottleneck.log_beta=[[5,1]]", "write [[epoch, value], ...] with epochs rising from 0"),
         ("schedules.covariance=[3]", "write [start, end] epochs"),
         ("run.name=a/b", "write a name for a folder under run.dir=runs"),

@@ -26,7 +26,7 @@ PAGES = sorted(path for folder in FOLDERS for path in (CHECKOUT / folder).glob("
 PROGRAMS = ("dicedist", "timeout", "python", "torchrun", "docker", "kubectl", "sbatch", "mlflow", "find")
 START = re.compile(rf"(?:\./)?(?:{'|'.join(PROGRAMS)}|launch/[\w-]+|\.venv/bin/python)(?= |$)")
 # What is refused because nothing was trained, and no file of the user's is there.
-MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* came to its end"
+MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* is complete"
 RECORDER = '#!/usr/bin/env bash\nprintf "%s\\0" "${0#"$PWD/"}" "$@" >"$ASKED/$$"\n'  # programs of a pipe run at once
 
 
