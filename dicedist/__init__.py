@@ -9,8 +9,8 @@
     run = dicedist.fit("experiment=quickstart", nproc=4)        # trains; run.records(), run.results, run.ensemble()
     found = dicedist.score(logits, labels)                      # measures anyone's ensemble
 
-What is named here is public: it keeps its names and meaning within a major version. Everything else may change. Names
-are imported when they are first used, because torch takes seconds.
+The names listed here are public: they keep their meaning within a major version. Everything else may change. Names are
+imported on first use, because importing torch takes seconds.
 """
 
 from importlib import import_module

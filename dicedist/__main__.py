@@ -28,7 +28,7 @@ def main() -> None:
     if name == "--version":
         print(f"dicedist {__version__}")
         return
-    if os.getcwd() not in sys.path:  # as `python -m` does: networks of the user's own are imported from here
+    if os.getcwd() not in sys.path:  # like `python -m`, so that the user's own modules can be imported
         sys.path.insert(0, os.getcwd())
     sys.argv = [f"dicedist {name}", *rest]
     command(import_module(f"dicedist.{name}").run if name in available() else refuse)

@@ -1,25 +1,25 @@
 """Measure this machine.
 
     python -m dicedist.bench data              images/s of DALI, torch and a torchvision DataLoader
-    python -m dicedist.bench files             the same of 20,000 JPEGs beside torchvision's ImageFolder; memory
+    python -m dicedist.bench files             the same for 20,000 JPEGs, next to torchvision's ImageFolder; memory
     python -m dicedist.bench step              where the time of a step goes; also under torchrun
     python -m dicedist.bench launches          operations that a step gives to the device, by span
-    python -m dicedist.bench cost              what DICE costs beside independent training, in one process
+    python -m dicedist.bench cost              cost of DICE relative to independent training, in one process
     python -m dicedist.bench batched           members of one device in turn, as one grouped network, on streams (GPU)
     python -m dicedist.bench discriminator     w against the literal network of the paper
     python -m dicedist.bench memory            w with 1000 classes and 2048 features, without and with a copied memory
-    python -m dicedist.bench overlap           whether w learns while members compute (devices emulated)
+    python -m dicedist.bench overlap           overlap of w's learning with the members' work (devices emulated)
     python -m dicedist.bench scaling           one device per part, 4 to 32 members (devices emulated)
     python -m dicedist.bench scaling --simulate      a step against members, nodes and links (computed)
-    python -m dicedist.bench methods           the step of each method beside independent training
-    python -m dicedist.bench recipes           ResNet-18 at 224 pixels beside a bare loop (on a CPU batch_size=16)
-    python -m dicedist.bench heads             heads on a frozen backbone, and 16 of them, beside bare loops
-    python -m dicedist.bench checkpoint        what a checkpoint takes from training
-    python -m dicedist.bench tracking          what records and MLflow take from training
+    python -m dicedist.bench methods           the step of each method relative to independent training
+    python -m dicedist.bench recipes           ResNet-18 at 224 pixels, next to a bare loop (on a CPU batch_size=16)
+    python -m dicedist.bench heads             heads on a frozen backbone, a few and 16, next to bare loops
+    python -m dicedist.bench checkpoint        time that checkpoints take from training
+    python -m dicedist.bench tracking          time that records and MLflow take from training
     python -m dicedist.bench evaluate          every measure for 10 members x 10,000 inputs x 100 classes
     python -m dicedist.bench corruptions       images/s of every corruption, at each severity
     python -m dicedist.bench data data=cifar10 batch_size=256     any key of the training config
-    python -m dicedist.bench files data.train_limit=500     of fewer JPEGs, or of yours: data=files data.root=FOLDER
+    python -m dicedist.bench files data.train_limit=500     for fewer JPEGs, or for yours: data=files data.root=FOLDER
 
 Prints a table and writes bench-NAME.json.
 """
@@ -61,7 +61,7 @@ BENCHMARKS = {  # name -> module and function of (config) -> rows
     "step": "step.step",
     "tracking": "upkeep.tracking",
 }
-# With what is not ours: each side makes its own process settings.
+# Comparisons with other libraries: each side makes its own process settings.
 COMPARISONS = ("cost", "discriminator", "heads", "recipes")
 
 
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
     if name not in BENCHMARKS:
         raise ValueError(f"{name}: there is no such benchmark; write one of {', '.join(BENCHMARKS)}")
     if name in COMPARISONS:
-        torch.set_num_threads(1)  # a forked process would wait for ever for its parent's threads
+        torch.set_num_threads(1)  # a forked process would wait forever for its parent's threads
     else:
         tune_malloc()
     rows = simulated(overrides) if "--simulate" in overrides else measured(name, overrides)
@@ -96,7 +96,7 @@ def measured(name: str, overrides: Sequence[str]) -> Rows:
 
 
 def simulated(words: Sequence[str]) -> Rows:
-    """Computes `scaling` from the times of a device that are given as simulate.NAME=VALUE."""
+    """Compute `scaling` from the times of a device, given as simulate.NAME=VALUE."""
     times = simulation.assumed([word for word in words if word.startswith("simulate.")])
     return simulation.simulate(
         compose_config([word for word in words if not word.startswith(("--", "simulate."))]), times

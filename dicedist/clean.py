@@ -1,9 +1,9 @@
-"""Remove prepared data and old checkpoints; without --yes it only shows what would go, and how large that is.
+"""List cached images and old checkpoints with their sizes, and with --yes delete them.
 
 Examples:
-    python -m dicedist.clean                            what there is
-    python -m dicedist.clean --yes data                 images made ready from files, runs copied from a bucket
-    python -m dicedist.clean --yes checkpoints runs/    checkpoints behind the newest intact one of each run
+    python -m dicedist.clean                            only list
+    python -m dicedist.clean --yes data                 images decoded from files, runs copied from a bucket
+    python -m dicedist.clean --yes checkpoints runs/    checkpoints before the newest intact one of each run
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> None:
     folders = [Path(word) for word in words if word not in KINDS] or [Path("runs")]
     if (lost := next((folder for folder in folders if not folder.is_dir()), None)) and lost != Path("runs"):
         raise ValueError(f"{lost}: write {' or '.join(KINDS)}, or a folder that holds runs")
-    from dicedist.console.tables import table  # not above: torch takes seconds, which help and refusals need not
+    from dicedist.console.tables import table  # not above: importing torch takes seconds
     from dicedist.runs.cleaning import find_removable
 
     found = list(dict.fromkeys(one for folder in folders for one in find_removable(folder) if one.kind in kinds))

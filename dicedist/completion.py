@@ -1,8 +1,8 @@
-"""Completion of commands, keys and values for a shell.
+"""Print a script that completes commands, keys and values in a shell.
 
 Examples:
     python -m dicedist.completion bash >> ~/.bashrc
-    dicedist completion zsh >> ~/.zshrc                 behind the line that calls compinit
+    dicedist completion zsh >> ~/.zshrc                 after the line that calls compinit
     dicedist completion fish > ~/.config/fish/completions/dicedist.fish
 """
 
@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> None:
         print(__doc__)
         return
     shell, *words = arguments
-    if shell == "candidates":  # what the scripts ask for
+    if shell == "candidates":  # called by the scripts
         for word in candidates(words, available()):
             print(word)
     elif shell in SCRIPTS:

@@ -1,14 +1,13 @@
-"""Train one network on what the ensemble of a run predicts: the cheap model for serving.
+"""Train one network on the predictions of a run's ensemble: a cheap model for serving.
 
 Examples:
     python -m dicedist.distill run=runs/NAME network=resnet8                   one network learns the mean probabilities
     python -m dicedist.distill run=runs/NAME network=resnet20 target=members   a trunk with one branch for each member
     python -m dicedist.distill run=runs/NAME network=resnet20 epochs=100 method.terms.distill.labels=0.1 --nproc 2
 
-It is a training: every other word is a key of `dicedist train`, and the same command continues it. Data, epochs, batch
-size, loss and optimiser are those of the teacher's run unless they are given; a recipe= or experiment= stands for all
-but the data. The student is a run of its own beside the teacher, which is evaluated, calibrated, reported, predicts and
-is exported as any other, without the teacher. docs/uncertainty.md has the losses.
+All other arguments are keys of `dicedist train`, and the same command resumes. Data, epochs, batch size, loss and
+optimizer default to the teacher's; a recipe= or experiment= replaces all of these but the data. The student is a
+separate run, which all commands accept and which does not need the teacher. docs/uncertainty.md has the losses.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError("write network=NAME, the network of the student")
     if own.get("target", "mean") not in TARGETS:
         raise ValueError(f"target={own['target']}: write one of {', '.join(TARGETS)}")
-    # Not above: torch takes seconds, which help and refusals need not.
+    # Not above: importing torch takes seconds.
     from dicedist import train
     from dicedist.runs.run import Run
 
@@ -44,14 +43,14 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def words_for(teacher: "Run", target: str, keys: Sequence[str]) -> list[str]:
-    """What the student inherits, and what makes it one, as far as the user's keys do not say otherwise."""
+    """Return the overrides of the student: of its teacher and of all students, unless the user sets the same keys."""
     from dicedist.config.words import word, words_of
     from dicedist.data.sources import of_run
 
     config = teacher.config()
     given = {key.partition("=")[0] for key in keys}
     if not {"data", "data.root"} & given:
-        of_run(config.data)  # refuses an address that only the teacher's run names
+        of_run(config.data)  # refuses a URL that only the teacher's config names
     groups = ["data."] + ([] if {"recipe", "experiment"} & given else ["epochs", "batch_size", "loss.", "optimizer."])
     groups += ["schedules."] if len(groups) > 1 else []
     inherited = [] if "data" in given else [f"data={config.data.name}"]

@@ -1,13 +1,13 @@
-"""Check this machine before a training: what is here, what is missing, what to do about it.
+"""Check this machine before a training: what works, what is missing, and how to fix it.
 
 Examples:
     python -m dicedist.doctor                                  one rank per GPU, or two without one
-    python -m dicedist.doctor --ranks 5 data=cifar10           as many ranks, and the keys of a training
+    python -m dicedist.doctor --ranks 5 data=cifar10           another number of ranks, and keys of a training
     python -m dicedist.doctor --nodes gpu1,gpu2:29500 --json   also whether other nodes can be reached
     python -m dicedist.doctor run.remote=s3://bucket/runs      also whether the bucket can be written to
 
-Exit code 0 if nothing failed (warnings are told), 2 otherwise. Nothing is trained or changed; images that a training
-would prepare are prepared, and a small file is written to the bucket and removed.
+Exit code 0 if no check failed, also with warnings, and 2 otherwise. The checks fill the cache with decoded images, and
+write and remove a small file in the bucket. They change nothing else.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return
-    import torch  # not above: torch takes seconds, which help need not
+    import torch  # not above: importing torch takes seconds
 
     from dicedist.diagnosis import examination
     from dicedist.diagnosis.finding import findings, refuse_failures

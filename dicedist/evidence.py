@@ -1,12 +1,12 @@
-"""Compare methods as it was decided beforehand: equal searches, the same seeds, the test set once, intervals.
+"""Compare methods by a preregistered protocol: equal searches, equal seeds, one use of the test set, intervals.
 
     dicedist evidence --list                     the protocols of conf/evidence/
     dicedist evidence digits --plan              how many runs and hours, from a short timed run of each method
-    dicedist evidence digits                     all of it
+    dicedist evidence digits                     the whole protocol
     dicedist evidence digits --no-test           everything but the test set
     dicedist evidence digits --dir /data/digits --at-once 2
 
-Stopped at any time, the same command continues. The protocol must be committed before the test set is read.
+The same command resumes after a stop. The protocol must be committed before the test set is read.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> None:
         say("\n".join(sorted(path.stem for path in (CONF / "evidence").glob("*.yaml"))))
         return
     require("search", "dicedist evidence")
-    from dicedist.studies.evidence import Evidence  # not above: torch takes seconds, which help need not
+    from dicedist.studies.evidence import Evidence  # not above: importing torch takes seconds
     from dicedist.studies.findings import write_findings
     from dicedist.studies.protocol import read_protocol
 
@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the protocols, run none")
     parser.add_argument("--plan", action="store_true", help="count runs and hours, and end there")
     parser.add_argument("--no-test", action="store_true", help="leave the test set unread")
-    parser.add_argument("--dir", help="where everything is kept (runs/evidence/NAME)")
+    parser.add_argument("--dir", help="folder of all results (runs/evidence/NAME)")
     parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
     options = parser.parse_args(arguments)
     if options.at_once < 1:

@@ -1,4 +1,4 @@
-"""Write an ensemble, a member or a student as one file that needs neither the run nor, but for safetensors, dicedist.
+"""Export an ensemble, a member or a student as one file that needs neither the run nor (except safetensors) dicedist.
 
 Examples:
     python -m dicedist.export run=runs/NAME                              runs/NAME/ensemble.pt2
@@ -10,10 +10,10 @@ Examples:
     onnx          onnxruntime.InferenceSession(FILE).run(None, {"images": images})
     safetensors   dicedist.Ensemble.load(FILE).predict(images)
 
-All take any number of images and answer label, probabilities, member_logits, disagreement, confidence and ood_score;
-where the method trains a fused classifier (ffl, pcl) also fused_label and fused_probabilities.
-All carry class names, normalisation, networks and temperature as JSON under "about". A file appears under its name when
-it was loaded again and gave what the networks give.
+All take any number of images and return label, probabilities, member_logits, disagreement, confidence and ood_score.
+Methods with a fused classifier (ffl, pcl) also return fused_label and fused_probabilities. All files hold class names,
+normalization, networks and temperature as JSON under "about". A file gets its name only after it was loaded again and
+its outputs equaled those of the networks.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ def run(arguments: Sequence[str]) -> None:
     ending = Path(request.output or "").suffix.removeprefix(".")
     format_ = request.format or (ending if ending in FORMATS else FORMATS[0])
     if ending in FORMATS and ending != format_:
-        raise ValueError(f"output={request.output} ends otherwise than format={format_}: leave one of them out")
+        raise ValueError(f"output={request.output} has another ending than format={format_}: leave one of them out")
     if format_ == "onnx":
         require("onnx", "format=onnx", "format=pt2")
-    # Not above: torch takes seconds, which help and refusals need not.
+    # Not above: importing torch takes seconds.
     from dicedist.data.prepared import refuse_unwritable
     from dicedist.evaluation.formats import export, images_to_check
     from dicedist.evaluation.loading import load_ensemble
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def default_name(members: Sequence[int], asked: Any, format_: str) -> str:
-    """asked: the user's members=..."""
+    """Return the name of the exported file. asked: the user's members=..."""
     numbers = "-".join(map(str, members))
     some = "student" if asked == "student" else f"member{'s' * (len(members) > 1)}-{numbers}"
     return f"{'ensemble' if asked is None else some}.{format_}"

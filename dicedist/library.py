@@ -1,4 +1,4 @@
-"""Training from Python: `fit` starts the ranks of a training and returns its `Run`; `score` measures any logits."""
+"""Training from Python: `fit` trains an ensemble and returns its `Run`; `score` measures any logits."""
 
 import os
 import pickle
@@ -33,11 +33,11 @@ from dicedist.reporting.svg import Figure
 from dicedist.runs import run as folder
 from dicedist.runs.run import whole_records
 
-PREFIX = "dicedist: "  # of the line in which a command says why it ended
+PREFIX = "dicedist: "  # begins the line with the reason why a command ended
 
 
 class Run(folder.Run):
-    """A run's folder: what it was asked to do, its records, results, checkpoints and page.
+    """A run: its config, records, results, checkpoints and report.
 
     `Run.open("runs/NAME")` opens one, `fit` returns one.
 
@@ -48,27 +48,27 @@ class Run(folder.Run):
     """
 
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, ready for pandas.DataFrame: losses, schedules and, by epoch, validation."""
+        """Return the lines of metrics.jsonl, ready for pandas.DataFrame: losses, schedules and validation by epoch."""
         return whole_records(self.records_file)
 
     @property
     def results(self) -> dict[str, Any]:
-        """What evaluation measured, as in evaluation.json: `results["ensemble"]["accuracy"]` and so on."""
+        """The results in evaluation.json: `results["ensemble"]["accuracy"]` and so on."""
         found = self.result()
         if found is None:
             raise ValueError(f"{self} is not evaluated yet: finish its training, or run dicedist evaluate run={self}")
         return found
 
     def ensemble(self, **settings: Any) -> Ensemble:
-        """The ensemble of the last checkpoint, to predict with; settings as in `Ensemble.load`."""
+        """Return the ensemble of the last checkpoint. settings: as in `Ensemble.load`."""
         return load_ensemble(self, **settings)
 
     def figures(self) -> dict[str, Figure]:
-        """The figures of the page by name: a notebook shows them, and `figure.svg` is the text of a file."""
+        """Return the figures of the report by name. Notebooks show them, and `figure.svg` is the text of a file."""
         return figures([self])
 
     def report(self, output: str | Path | None = None) -> Path:
-        """Writes the page of what has been recorded so far, by default the run's report.html, and returns its path."""
+        """Write a report of all records so far, by default to the run's report.html, and return its path."""
         if output is None:
             write_own_report(self)
             return self.report_file
@@ -106,13 +106,14 @@ def fit(
     method: the name of a method, or a term of your own, which is added to cross-entropy.
     nproc: processes to start, or "auto" for one on each GPU.
 
-    Objects are trained in this process. With nproc > 1 they are sent to the processes, so that their code must be
-    importable. Strings alone are trained in processes of their own. Ctrl-C saves a checkpoint before it stops.
+    With objects, training runs in this process. With nproc > 1 the objects are sent to other processes, which must be
+    able to import their code. With strings only, training runs in separate processes. Ctrl-C saves a checkpoint.
 
     Examples:
         >>> settings = "data=shapes", "data.train_limit=32", "batch_size=16", "network=resnet8", "ensemble.size=2"
         >>> run = fit(*settings, "max_steps=2", "tracking=none", "run.name=tiny")  # doctest: +ELLIPSIS
-        rank  device  ...
+        torch prepares the images
+        dice on shapes: 2 x resnet8 (net), one process on cpu...
         >>> run
         Run('runs/tiny')
     """
@@ -134,7 +135,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Objects:
-    """What a caller of `fit` hands over: the words of the config that name the objects, and the objects by name."""
+    """Objects that a caller of `fit` hands over, by name, and the overrides that name them in the config."""
 
     words: list[str]
     things: dict[str, Any]
@@ -201,11 +202,11 @@ def as_rank(rank: int, processes: int, port: int, config: Config, objects: Objec
 
 
 def train_in_processes(overrides: Sequence[str], nproc: int | str) -> None:
-    """Run `dicedist train`, and print what it prints."""
+    """Run `dicedist train`, and forward its output."""
     command = [sys.executable, "-m", "dicedist", "train", *overrides, "--nproc", str(nproc)]
     if not sys.executable:
         raise ValueError("this Python does not know its own program, so no process can be started: run dicedist train")
-    # In a session of its own, so that Ctrl-C in a terminal reaches it once, from here, as it does from a notebook.
+    # A new session, so that Ctrl-C in a terminal reaches the process once, from here, as it does in a notebook.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", start_new_session=True,
@@ -223,7 +224,7 @@ def train_in_processes(overrides: Sequence[str], nproc: int | str) -> None:
 
 
 def shown(process: "subprocess.Popen[str]") -> tuple[str, bool]:
-    """Prints what the process prints until it ends: the last reason that it gave, and whether Ctrl-C was pressed."""
+    """Forward the output of a process until it ends. Return its last message, and whether Ctrl-C was pressed."""
     last, interrupted = "", False
     assert process.stdout is not None
     while True:
@@ -241,10 +242,11 @@ def shown(process: "subprocess.Popen[str]") -> tuple[str, bool]:
 def score(
     logits: ArrayLike | Tensor, labels: ArrayLike | Tensor, average: str = "logits", folds: int = 1
 ) -> dict[str, Any]:
-    """Every measure that needs only logits [M, N, K] and labels [N], for anyone's ensemble.
+    """Return every measure that needs only logits [M, N, K] and labels [N], for any ensemble.
 
-    Accuracy, likelihood, calibration before and after temperature scaling, uncertainty, diversity, by class and by
-    size. average: of "logits" or "probabilities". folds: how often the halves for the temperature are drawn anew.
+    The measures are accuracy, likelihood, calibration before and after temperature scaling, uncertainty, diversity,
+    and accuracy by class and by size. average: "logits" or "probabilities". folds: number of random splits into
+    halves for the temperature.
 
     Examples:
         >>> logits = [[[3.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [1.5, 0.0]]]  # two members, two inputs, two classes

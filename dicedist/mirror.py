@@ -1,4 +1,4 @@
-"""Send a run to a tracker: training starts this beside itself, and by hand it sends what a server missed.
+"""Send a run to a tracker. Training starts this as a separate process; by hand it sends what a server missed.
 
 Examples:
     python -m dicedist.mirror runs/NAME                                     to $MLFLOW_TRACKING_URI, or ./mlflow.db
@@ -7,10 +7,10 @@ Examples:
     python -m dicedist.mirror runs/NAME tracking=wandb                      to Weights & Biases
     python -m dicedist.mirror runs/NAME network.trusted=true                may import the run's own network
 
-It only reads the records and results of the run, and brings the tracker to what they say, whenever it is run: a slow or
-dead server costs training nothing, and a training that was killed is marked as failed. How much was received is kept in
-mirror.json, so a run that resumes continues the same run in the tracker and sends no line twice. The exit code is 0 if
-the tracker has received everything.
+The mirror only reads records and results of the run, and synchronizes the tracker with them. So a slow or dead server
+does not delay training, and a killed training is marked as failed. mirror.json stores how much was received, so a
+resumed run continues the same run in the tracker and sends no line twice. The exit code is 0 if the tracker has
+received everything.
 """
 
 import logging
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> None:
     name, settings = parse(arguments)
     tracker = settings.get("tracking", "mlflow")
     require(tracker, "dicedist mirror")
-    from dicedist.runs.lock import locked  # not above: torch takes seconds, which help and refusals need not
+    from dicedist.runs.lock import locked  # not above: importing torch takes seconds
     from dicedist.runs.run import Run
     from dicedist.tracking.mirror import Mirror, destination_of
     from dicedist.tracking.mlflow.store import chosen_store, refuse_another_store
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> None:
     sent, follow = Run.open(name), "--follow" in arguments
     if follow:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # it ends after training does
+            signal.signal(number, signal.SIG_IGN)  # the mirror ends after training
         os.nice(10)
     elif tracker == "mlflow" and "tracking.uri" not in settings:
         refuse_another_store(sent, chosen_store(None))
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
     network = replace(config.network, trusted=settings.get("network.trusted") == "true")
     tracking = replace(config.tracking, uri=settings.get("tracking.uri"))  # a run's folder never chooses the server
     config = replace(config, network=network, tracking=tracking)
-    # A restarted training may come back before the mirror of its last attempt has ended: its own mirror waits.
+    # A training may restart before the mirror of its last attempt has ended, so the new mirror waits.
     with locked(sent.mirror_lock_file(tracker), None if follow else f"the records of {sent} are being sent already"):
         destination = destination_of(tracker, sent, config)
         mirror = Mirror(destination)
@@ -81,5 +81,5 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    logging.getLogger("dicedist.data").setLevel(logging.ERROR)  # whoever started this has told of images left out
+    logging.getLogger("dicedist.data").setLevel(logging.ERROR)  # training has already warned of skipped images
     command(run)

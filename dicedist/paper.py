@@ -1,16 +1,16 @@
-"""The paper's tables, run and printed beside the paper's figures.
+"""Train the cells of the paper's tables, and print our figures next to the paper's.
 
     launch/paper --list                                       every cell and table
     launch/paper --table cifar10                              a table, three seeds each
     launch/paper --cell cifar100/resnet32-net4-dice --seeds 0
-    launch/paper --scale small                                every method in small: says first how many hours it takes
-    launch/paper --scale small --forecast                     only says that
+    launch/paper --scale small                                every method at small scale, with a forecast of the hours
+    launch/paper --scale small --forecast                     only the forecast
     launch/paper --table ood --csv ood.csv --page ood.html    the same as a file, and as a page
     launch/paper --table size --dir trial max_steps=100       any key of the training config
 
-A cell is a row of conf/cells.csv. Stopped at any time, the same command continues: finished runs are skipped. Every
-measure that the paper prints is compared, in its unit; `apart` marks ours where it differs from the paper's by more
-than both deviations over seeds.
+A cell is a row of conf/cells.csv. The same command resumes after a stop, and skips finished runs. Every measure in the
+paper is compared, in the paper's unit. `apart` marks a figure that differs from the paper's by more than both
+deviations over seeds.
 """
 
 import argparse
@@ -78,15 +78,15 @@ def run(arguments: Sequence[str]) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser("launch/paper", __doc__)
     parser.add_argument("--list", action="store_true", help="show the cells, run none")
-    parser.add_argument("--forecast", action="store_true", help="say how many hours the runs take here, run none")
+    parser.add_argument("--forecast", action="store_true", help="print the hours that the runs take here, run none")
     parser.add_argument("--table", help="all cells of a table")
-    parser.add_argument("--cell", help="a single one")
+    parser.add_argument("--cell", help="a single cell")
     parser.add_argument("--scale", choices=[SMALL], help=f"small: the same as --table {SMALL} --seeds 0,1")
-    parser.add_argument("--seeds", help="0,1,2 unless told")
+    parser.add_argument("--seeds", help="seeds of each cell (0,1,2)")
     parser.add_argument(
         "--nproc", type=int, help="processes of a run (as many as there are GPUs or cores, if it has so many parts)"
     )
-    parser.add_argument("--dir", default="runs/paper", help="where the runs are kept")
+    parser.add_argument("--dir", default="runs/paper", help="folder of the runs")
     parser.add_argument("--csv", type=Path, help="also write the table into this file")
     parser.add_argument("--page", type=Path, help="also write it as a page")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run; use another --dir then")
@@ -121,7 +121,7 @@ def job_of(cell: str, seed: int, overrides: tuple[str, ...]) -> Job:
 
 
 def finish(job: Job, ranks: int) -> bool:
-    """Start or continue a run unless it is finished; whether it is now."""
+    """Start or resume a run unless it is finished. Return whether it is finished now."""
     if job.result is not None:
         return True
     say(f"\n== {job.name} on {ranks} process{'es' if ranks > 1 else ''}")
@@ -140,7 +140,7 @@ def finish(job: Job, ranks: int) -> bool:
 
 
 def needs(figure: Figure, num_results: int) -> str:
-    """What a figure without a number of ours lacks."""
+    """Return what is missing to compute our figure."""
     if not num_results:
         return "needs a run"
     group, _, rest = figure.measure.partition(".")
@@ -148,7 +148,7 @@ def needs(figure: Figure, num_results: int) -> str:
 
 
 def forecast(jobs: Sequence[Job]) -> str:
-    """How long runs take on the cores of this machine, from a few steps of each experiment."""
+    """Return a forecast of the runs' hours on the cores of this machine, from a few steps of each experiment."""
     if not jobs:
         return "all runs are finished"
     runs = Counter(job.name.partition(" seed ")[0] for job in jobs)
@@ -178,7 +178,7 @@ def results(figures: Sequence[Figure], jobs: Mapping[str, Sequence[Job]]) -> lis
 
 
 def measured(figure: Figure, results: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the measure of every result that has it; the cost of an ensemble needs no run."""
+    """Return the measure of every result that has it. The cost of an ensemble needs no run."""
     group, _, rest = figure.measure.partition(".")
     if group == "cost":
         return [costs_of(figure.cell)[rest]]
@@ -195,7 +195,7 @@ def costs_of(cell: str) -> dict[str, float]:
 
 
 def mean_and_deviation(ours: Pooled | None) -> str:
-    """Written with the paper's two decimals."""
+    """Format mean and deviation with two decimals, as the paper does."""
     if ours is None:
         return "-"
     return f"{ours.mean:.2f}" + (f" +- {ours.deviation:.2f}" if ours.deviation is not None else "")

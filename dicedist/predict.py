@@ -1,13 +1,14 @@
-"""What an ensemble makes of images or vectors: class, confidence, disagreement of its members, whether it knows such.
+"""Classify images or vectors: class, confidence, disagreement of the members, and an OOD score.
 
 Examples:
     python -m dicedist.predict run=runs/NAME photo.jpg scans/ 'more/**/*.png'    files, folders, patterns
     find scans -newer last | python -m dicedist.predict run=runs/NAME -          a list of files, one a line
     python -m dicedist.predict run=runs/NAME photos/ format=jsonl output=predictions.jsonl
     python -m dicedist.predict run=runs/NAME photos/ members=student
+    python -m dicedist.predict --nproc auto run=runs/NAME photos/                a process on each GPU; or a number
     python -m dicedist.predict run=runs/NAME table.csv    vectors (.npz, .safetensors, .csv, .parquet), one line a row
 
-Images of any format and size: the short side is brought to the size that the run was trained on, the middle is taken.
+Images may have any format and size: the short side is scaled to the size used in training, and the center is cropped.
 
     probabilities  of every class (jsonl only), after temperature: the largest of them is the confidence
     confidence     0..1, calibrated by the run's evaluation
@@ -18,21 +19,27 @@ Images of any format and size: the short side is brought to the size that the ru
     ood score      low for images unlike those that the run was trained on; by default KNN, 0..1: how near the features
                    of training images are (calibration.ood_score)
 
-An image that cannot be read is a line that says why. The exit code is 0 if any could be read, 2 if none or refused.
+For an unreadable image the line holds the reason. The exit code is 0 if any image could be read, else 2.
 A file whose name looks like key=value is written ./key=value.
 """
 
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dicedist.cluster.process import command, tune_malloc
+from dicedist.cluster.spread import spread
 from dicedist.config import compose_request, show_help
 from dicedist.config.requests import PredictRequest
 from dicedist.console.lines import note, plural
+
+if TYPE_CHECKING:
+    from dicedist.evaluation.ensemble import Ensemble
+    from dicedist.evaluation.prediction import Row
 
 SETTING = re.compile(r"--?\w|[\w.]+=")
 
@@ -41,56 +48,60 @@ def run(arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         show_help(__doc__, "predict", PredictRequest)
         return
+    arguments = spread("predict", arguments)
     request = compose_request("predict", [word for word in arguments if SETTING.match(word)], PredictRequest)
     if request.run is None:
         raise ValueError("write run=runs/NAME and images: files, folders, patterns, or - for a list on standard input")
-    # Not above: torch takes seconds, which help and refusals need not.
+    # Not above: importing torch takes seconds.
     from dicedist.cluster.devices import device_named
-    from dicedist.evaluation.about import VECTORS
+    from dicedist.cluster.world import joined
     from dicedist.evaluation.loading import load_ensemble
-    from dicedist.evaluation.prediction import (
-        Table,
-        files_named,
-        json_line,
-        predict,
-        predict_vectors,
-        vectors_in,
-        write,
-    )
+    from dicedist.evaluation.prediction import files_named, in_turn, reading
     from dicedist.runs.run import Run
 
-    device = device_named(request.device)
-    paths = files_named([word for word in arguments if not SETTING.match(word)])
     source = Run.open(request.run)
-    ensemble = load_ensemble(
-        source,
-        request.members,
-        request.average,
-        trusted=request.network.trusted,
-        asked=asdict(request.calibration),
-        which=request.checkpoint,
-    )
-    note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
-    tune_malloc()
+    with joined(source.config().distributed.timeout) as world:
+        # One rank looks for files: standard input can be read once.
+        named = [word for word in arguments if not SETTING.match(word)]
+        paths = world.control.tell({"paths": files_named(named) if world.reports else []})["paths"]
+        ensemble = load_ensemble(
+            source,
+            request.members,
+            request.average,
+            trusted=request.network.trusted,
+            asked=asdict(request.calibration),
+            which=request.checkpoint,
+        ).to(device_named(request.device))
+        tune_malloc()
+        names, batches = reading(ensemble, paths, source.config().data.label_column, request.batch_size)
+        rows = in_turn(batches, len(names), request.batch_size, world.control)
+        if world.reports:
+            note(f"members {ensemble.about.members} of step {ensemble.about.step} of {source}")
+            write_answers(rows, names, ensemble, request)
+        else:
+            for _ in rows:  # predicted here, written by the reporter
+                pass
+
+
+def write_answers(
+    rows: "Generator[list[Row]]", names: Sequence[str], ensemble: "Ensemble", request: PredictRequest
+) -> None:
+    from dicedist.evaluation.about import VECTORS
+    from dicedist.evaluation.prediction import Table, json_line, write
+
     noun = "vector" if ensemble.about.images == VECTORS else "image"
-    if noun == "vector":
-        paths, vectors_NV = vectors_in(paths, source.config().data.label_column, ensemble.about.columns)
-        rows = predict_vectors(ensemble.to(device), paths, vectors_NV, request.batch_size)
-    else:
-        rows = predict(ensemble.to(device), paths, request.batch_size)
     if request.output:
         Path(request.output).parent.mkdir(parents=True, exist_ok=True)
     with (
         open(request.output, "w", encoding="utf-8") if request.output else contextlib.nullcontext(sys.stdout) as stream
     ):
-        if request.format == "jsonl":
-            predicted = write(rows, len(paths), json_line, stream)
-        else:
-            table = Table(paths, ensemble.about.class_names, ensemble.about.calibration is not None)
+        layout: Callable[[Row], str] = json_line
+        if request.format != "jsonl":
+            layout = table = Table(names, ensemble.about.class_names, ensemble.about.calibration is not None)
             print(table.header, file=stream)
-            predicted = write(rows, len(paths), table, stream)
+        predicted = write(rows, len(names), layout, stream, f"{noun}s")
     if request.output:
-        unread = f", {len(paths) - predicted} could not be read" if predicted < len(paths) else ""
+        unread = f", {len(names) - predicted} could not be read" if predicted < len(names) else ""
         print(f"wrote {request.output}: {plural(predicted, noun)}{unread}")
 
 

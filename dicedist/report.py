@@ -1,10 +1,10 @@
-"""Draw runs: one self-contained page with tables and figures of their records.
+"""Write a report of runs: one self-contained page with tables and figures.
 
-python -m dicedist.report runs/A runs/B ...                        writes report.html, or report-2.html beside one
+python -m dicedist.report runs/A runs/B ...                        writes report.html, or report-2.html if it exists
 python -m dicedist.report runs/A runs/B ... output=FILE.html
-python -m dicedist.report --fresh runs/A runs/B ...                and reads the redundancy of all runs in the same way
+python -m dicedist.report --fresh runs/A runs/B ...                with comparable redundancies of all runs
 
---fresh trains a new estimator on the features of each run that has none yet, which takes minutes and needs its data.
+--fresh trains a new estimator on the features of each run that has none yet. This takes minutes, and needs the data.
 """
 
 import itertools
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> None:
     outputs = [argument.removeprefix(OUTPUT) for argument in arguments if argument.startswith(OUTPUT)]
     if not runs:
         raise ValueError("name the runs to report: python -m dicedist.report runs/A runs/B ... [output=report.html]")
-    from dicedist.evaluation.saved import evaluate_run  # not above: torch takes seconds, which help need not
+    from dicedist.evaluation.saved import evaluate_run  # not above: importing torch takes seconds
     from dicedist.reporting.page import write_report
     from dicedist.runs.results import Results
     from dicedist.runs.run import Run
@@ -38,14 +38,14 @@ def run(arguments: Sequence[str]) -> None:
     opened = [one for name in runs for one in Run.open_all(name)]
     for one in opened if FRESH in arguments else ():
         if "redundancy_fresh" not in (one.result() or {}):
-            say(f"{one}: reading its redundancy by a fresh estimator ...")
+            say(f"{one}: estimating its redundancy by a fresh estimator ...")
             evaluate_run(one, compose_request("evaluate", [f"run={one}", "estimator=fresh"], EvaluateRequest))
     write_report(opened, output)
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB)")
 
 
 def unused(path: Path) -> Path:
-    """A name that no earlier report has: report.html, report-2.html, ..."""
+    """Return a path that does not exist yet: report.html, report-2.html, ..."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2)))
     return next(one for one in names if not one.exists())
 

@@ -1,4 +1,4 @@
-"""Print all tables of the results of runs: the numbers that a training prints at its end, and everything else.
+"""Print all tables of the results of runs: the summary at the end of a training, and everything else.
 
 Examples:
     dicedist show runs/A
@@ -19,14 +19,14 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(f"{unknown[0]}: there is no such option; write the folders of runs")
     if not arguments:
         raise ValueError("name the runs to show: dicedist show runs/A")
-    from dicedist.evaluation.tables import headline, show  # not above: torch takes seconds, which help need not
+    from dicedist.evaluation.tables import main_numbers, show  # not above: importing torch takes seconds
     from dicedist.runs.run import Run
 
     for one in [one for name in arguments for one in Run.open_all(name)]:
         result = one.result()
         if result is None:
             raise ValueError(f"{one} has no results: train it to the end, or write dicedist evaluate run={one}")
-        say(f"{one}, step {result['step']}\n{headline(result)}\n\n{show(result)}\n")
+        say(f"{one}, step {result['step']}\n{main_numbers(result)}\n\n{show(result)}\n")
 
 
 if __name__ == "__main__":

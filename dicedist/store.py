@@ -1,11 +1,12 @@
-"""Where the nodes of a run meet, outside of them: any node may then be lost and replaced, the first one too.
+"""Rendezvous server for elastic runs, outside of their nodes: any node may then be lost and replaced, even the first.
 
 Examples:
     python -m dicedist.store 10.0.0.5:29400      on a machine that stays, at its address in the nodes' private network
     python -m dicedist.launch --nnodes=2:4 --nproc_per_node=8 --max-restarts=100 --rdzv-backend=c10d \\
         --rdzv-endpoint=10.0.0.5:29400 --rdzv-id=NAME -m dicedist.train ...                      on each node
 
-It holds who is there, a few kB, and ends when it is asked to. It has no password: only the nodes may reach its port.
+The server holds the list of nodes, a few kB, and ends on SIGTERM or Ctrl-C. It has no password: only the nodes may
+reach its port.
 """
 
 import os
@@ -21,8 +22,8 @@ def run(arguments: Sequence[str]) -> None:
     host, _, port = arguments[0].rpartition(":") if len(arguments) == 1 else ("", "", "")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("write the address at which nodes reach this machine: dicedist store 10.0.0.5:29400")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by torch: no line for every node without a name
-    from dicedist.cluster.elastic import serve  # not above: torch takes seconds, which help and refusals need not
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides torch's warning for every node without a name
+    from dicedist.cluster.elastic import serve  # not above: importing torch takes seconds
 
     serve(host.strip("[]"), int(port))
 

@@ -1,15 +1,15 @@
-"""Train every combination of some values, one process group each; or search for the best ones.
+"""Train every combination of some values, one process group each, or search for the best values.
 
 Examples:
     dicedist sweep redundancy.delta=0.1,0.2,0.4 seed=0,1,2                  nine trainings
     dicedist sweep --name tryout --nproc 5 method=ind,dice data=shapes network=resnet8 epochs=5
     dicedist sweep --at-once 2 'seed=range(0,8)'                            two at a time
     dicedist sweep search=optuna --trials 30 'redundancy.delta=interval(0.02,0.6,log)' 'optimizer.lr=choice(0.05,0.1)'
-    dicedist sweep search=optuna --objective accuracy,ratio_error ...       several: those that no other beats in all
+    dicedist sweep search=optuna --objective accuracy,ratio_error ...       several objectives: the Pareto front
 
-Stopped at any time, the same command continues: finished runs are skipped. A run that fails does not end the sweep.
-A search aims at validation measures, and leaves the test set unread until --test; the same command in another terminal,
-or on another machine that sees the folder, helps it.
+The same command resumes after a stop, and skips finished runs. A failed run does not end the sweep. A search optimizes
+validation measures, and does not use the test set until --test. Run the same command in another terminal, or on another
+machine that sees the folder, to add workers to a search.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from dicedist.studies.spaces import spaces_in
 
 RANGE = re.compile(r"range\((-?\d+(?:,-?\d+){0,2})\)")
 ACCURACY, *UNCERTAINTY = [measure for measure in ENSEMBLE if measure.quick]
-COLUMNS: list[tuple[str, str, Measure]] = [  # title, part of a result, measure; one chooses by validation
+COLUMNS: list[tuple[str, str, Measure]] = [  # title, part of a result, measure; values are chosen by validation
     ("validation ", "validation", ACCURACY),
     ("test ", "ensemble", ACCURACY),
     ("members' ", "members", ACCURACY),
@@ -87,14 +87,14 @@ def run(arguments: Sequence[str]) -> None:
     if failed:
         raise ValueError(
             f"failed: {', '.join(failed)} (logs in {directory}); the same command tries again, "
-            "another --name begins anew"
+            "another --name starts from scratch"
         )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser("dicedist sweep", __doc__)
     parser.add_argument("--name", default="sweep", help="of the folder, and of the experiment in MLflow")
-    parser.add_argument("--dir", default="runs", help="where the folder is made")
+    parser.add_argument("--dir", default="runs", help="parent of the folder")
     parser.add_argument("--nproc", type=int, help="of a run (one process for each part, as far as GPUs or cores go)")
     parser.add_argument("--at-once", type=int, help="runs at a time (as many as the GPUs or cores have room for)")
     parser.add_argument("--trials", type=int, default=20, help="of a search; a number larger than before adds to it")
@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def search(options: argparse.Namespace, directory: Path) -> None:
-    """One training after another, each proposed from what the others came to."""
+    """Run a search: trainings whose values are proposed from the results of earlier ones."""
     values = dict(override.partition("=")[::2] for override in options.overrides)
     if (kind := values.pop("search")) != "optuna":
         raise ValueError(f"search={kind}: write search=optuna")
@@ -132,7 +132,7 @@ def search(options: argparse.Namespace, directory: Path) -> None:
 
 
 def test(searching: Search) -> None:
-    """The runs of the best trials go on to their evaluation."""
+    """Evaluate the runs of the best trials on the test set."""
     trained = map(searching.job_of, searching.best())
     jobs = [Job(job.name, (*job.overrides, "evaluate.test=true")) for job in trained]
     failed = Queue(jobs, searching.ranks, 1, searching.plan.directory).run()
@@ -142,7 +142,7 @@ def test(searching: Search) -> None:
 
 
 def combinations(overrides: Sequence[str], directory: Path, experiment: str) -> tuple[list[str], list[Job]]:
-    """The keys with several values, and a job for each combination of them, named by it."""
+    """Return the keys with several values, and a job for each combination of values, which names the job."""
     choices: dict[str, list[str]] = {}
     for override in overrides:
         key, given, text = override.partition("=")

@@ -1,4 +1,4 @@
-"""Train an ensemble, or continue to.
+"""Train an ensemble, or resume its training.
 
 Examples:
     torchrun --nproc_per_node=5 -m dicedist.train                       the paper's main job, on CIFAR-100
@@ -6,9 +6,9 @@ Examples:
     python -m dicedist.train ensemble.size=3 method=ceb data=cifar10    everything in one process
     python -m dicedist.train --nproc 5                                  starts the processes itself, and again on faults
 
---nproc is a number, or auto: one process for each GPU, as far as there are members and a discriminator to host, and a
-single one without a GPU. With auto the ensemble does not depend on the machine: its default size is that of a single
-process. $DICEDIST_NPROC stands for the option. --verbose also prints ranks, memory, traffic and every table of results.
+--nproc is a number, or auto: one process for each GPU, at most one per member and discriminator, and a single one
+without a GPU. With auto the default size of the ensemble is the size for a single process, on any machine.
+$DICEDIST_NPROC sets the same option. --verbose also prints ranks, memory, traffic and every table of results.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NPROC = "DICEDIST_NPROC"
 
 
 def run(arguments: Sequence[str]) -> None:
-    # Not above: `command` listens for signals before.
+    # Not above: `command` installs its signal handlers first.
     from dicedist.config import Config, compose_config, show_help
     from dicedist.config.extras import require_tracker
 
@@ -47,15 +47,15 @@ def run(arguments: Sequence[str]) -> None:
     processes, added = (1, []) if is_rank else planned_processes(options.nproc, config)
     if processes > 1:
         launch = ["-m", "dicedist.launch", f"--nproc_per_node={processes}", "-m", "dicedist.train"]
-        # In place of this process, so that signals reach the launcher and its exit code is this command's.
+        # Replace this process, so that signals reach the launcher and its exit code is this command's.
         os.execv(sys.executable, [sys.executable, *launch, *overrides, *added])
-    from dicedist.trainer import train  # not above: torch takes seconds, which help and refusals need not
+    from dicedist.trainer import train  # not above: importing torch takes seconds
 
     train(compose_config([*overrides, *added]) if added else config)
 
 
 def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
-    """How many processes, and what each is told beside the user's words."""
+    """Return the number of processes, and the overrides of each in addition to the user's."""
     if nproc != "auto":
         if not nproc.isdecimal() or int(nproc) == 0:
             raise ValueError(f"--nproc {nproc} (or {NPROC}): write a number above 0, or auto for a process on each GPU")

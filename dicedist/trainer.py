@@ -1,11 +1,11 @@
-"""A training from its first step to its last. The loop is `Trainer.train`; what surrounds it is in dicedist.training.
+"""The training of an ensemble. The loop is `Trainer.train`; everything around it is in dicedist.training.
 
-prepare        refuse what cannot be, load the data, place the parts          training/job.py
+prepare        refuse invalid settings, load the data, place the parts        training/job.py
 Trainer        build this rank's step, begin or resume                        training/auto.py, resuming.py
 train          steps and validations, until the last step or a request to stop
-               listeners hear of every step and epoch                         training/listeners.py
-               the recorder logs and saves, where all ranks agree             training/recorder.py
-evaluate       the test set, once, with the last weights
+               listeners are called around every step and epoch               training/listeners.py
+               the recorder logs and saves at the same steps on all ranks     training/recorder.py
+evaluate       measure the final weights on the test set, once
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from dicedist.training.validation import Validation
 
 
 def train(config: Config) -> None:
-    """Every rank calls. Refusals come before ranks wait for each other."""
+    """Train an ensemble, on every rank. Refusals come before ranks wait for each other."""
     tune_malloc()
     if config.deterministic:
         make_deterministic()
@@ -66,24 +66,25 @@ def train(config: Config) -> None:
 
 class Trainer:
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
-        # 1. Refuse what does not fit. No process group exists yet, so no rank waits for another.
+        # 1. Refuse invalid settings. No process group exists yet, so no rank waits for another.
         refuse_small_batches(job)
-        self.run = job.run  # also that of the uploads, which follow it if its folder is renamed
+        self.run = job.run  # shared with the uploads, which follow a renamed folder
         config, method, placement, source = job.config, job.method, job.placement, job.source
         self.world, self.control, self.uploads = world, world.control, uploads or NoUploads()
-        mine, hosts_w = placement.members_on(world.rank), world.rank in placement.discriminators
-        self.footprint = footprint(config, method, job.plan, mine, hosts_w, source.num_classes)
+        mine = placement.members_on(world.rank)
         self.teacher = self.load_teacher(job, bool(mine))
         if self.teacher is not None:
             job = replace(job, plan=replace(job.plan, teacher_sha256=self.teacher.digests))
-            self.footprint["teacher"] = self.teacher.bytes
-        refuse_too_large(world.device, self.footprint)
+        refuse_too_large(world.device, self.footprint(job))
         # 2. Connect. From here on all ranks make the same calls in the same order.
         self.exchange = connect(config, method, job.plan, placement, world, source.num_classes)
         self.uploads.begin()
         # 3. Resolve `auto` settings. They change the plan, so they come before the parts are built.
         plan, self.messages = resolve_auto(job, world, self.exchange, self.teacher)
         job = replace(job, plan=plan)
+        if plan.divided:
+            job = replace(job, placement=placement.divided)
+            self.exchange = connect(config, method, plan, job.placement, world, source.num_classes)
         # 4. Build the parts, then restore them. A checkpoint may replace the plan once more.
         self.hosted = host(config, method, plan, self.exchange, source.num_classes)
         self.step, self.paths = build_step(config, method, plan, self.hosted, self.exchange, job.extent, self.teacher)
@@ -94,7 +95,7 @@ class Trainer:
             self.run.pin()
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
-        # 5. Build what surrounds the loop.
+        # 5. Build the recorder and the listeners.
         replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
         self.loader = Loader(
             source.train,
@@ -127,6 +128,13 @@ class Trainer:
             return None
         return Teacher.of(job.config, job.source, self.world.device)
 
+    def footprint(self, job: Job) -> dict[str, int]:
+        """Return the bytes that the parts of this rank need, by kind."""
+        placement, rank = job.placement, self.world.rank
+        mine, hosts_w = placement.members_on(rank), rank in placement.discriminators
+        needed = footprint(job.config, job.method, job.plan, mine, hosts_w, job.source.num_classes)
+        return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
+
     def build_saver(self, sees_folder: bool) -> Saver:
         return Saver(
             self.run,
@@ -157,7 +165,7 @@ class Trainer:
 
     @property
     def step_to_evaluate(self) -> int:
-        """The step of the best validation with checkpoint.best, else the last one; on rank 0."""
+        """Step of the best validation with checkpoint.best, else the last step. Read on rank 0."""
         return self.recorder.best["step"] if self.recorder.best else self.done
 
     @property
@@ -170,7 +178,7 @@ class Trainer:
         result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
-        if self.control.agree(result is not None):
+        if self.control.maximum(result is not None):
             return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
@@ -198,12 +206,15 @@ class Trainer:
     def announce(self, left: int) -> None:
         for line in self.messages:
             self.tracker.say(line)
-        announce(self.job, self.world, self.step, self.exchange, self.teacher, self.footprint, left, self.tracker)
+        if self.loader.pipeline is not None and self.job.config.log.verbose:
+            self.tracker.say(self.loader.pipeline.described)
+        bytes_needed = self.footprint(self.job)
+        announce(self.job, self.world, self.step, self.exchange, self.teacher, bytes_needed, left, self.tracker)
         self.tracker.say(f"{'continues after step ' + str(self.done) if self.done else 'begins'} in {self.run}")
         self.tracker.begin()
 
     def finish_sending(self, trackers: list[str]) -> list[str]:
-        """Wait for uploads; return a line for each destination that lacks results. trackers: those that lack some."""
+        """Wait for uploads. Return a line for each destination that lacks results. trackers: those that lack some."""
         lines = [
             f"{TRACKERS[tracker]} has not received all of it; `{command_for(self.run, tracker)}` sends it"
             for tracker in trackers
@@ -213,7 +224,7 @@ class Trainer:
         return lines
 
     def train(self) -> None:
-        """Train to the last step; asked to stop, all ranks save after the same step and raise Stopped."""
+        """Train to the last step. On a request to stop, all ranks save after the same step and raise Stopped."""
         with signals.deferred():
             while (
                 not self.stopping and not self.selection.over and (self.validation_due or self.done < self.total_steps)
@@ -225,8 +236,8 @@ class Trainer:
             safe = self.recorder.save_now(self.done, is_last=not self.stopping)
             if self.stopping:
                 self.uploads.finish()
-                self.control.barrier()  # the first rank to end would end the one that sends
-        if self.control.agree(self.run.moved_from is not None):
+                self.control.barrier()  # a rank that ends would end the rank that still sends
+        if self.control.maximum(self.run.moved_from is not None):
             raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
@@ -235,13 +246,13 @@ class Trainer:
             raise ValueError(f"{self.run}: the last checkpoint could not be written; make room and run this again")
 
     def moved(self, safe: bool) -> str:
-        """Say where the folder of the run has gone, on rank 0."""
+        """Return the message about a renamed or removed run folder, on rank 0."""
         gone = f"renamed to {self.run}" if self.run.directory.is_dir() else "removed"
         kept = "saved there; rename it back, and the same command continues the run" if safe else "nothing is saved"
         return f"{self.run.moved_from} was {gone} while it trained: stopped after step {self.done}, {kept}"
 
     def train_epoch(self) -> None:
-        """Train what is left of the epoch, or as much of it as there is time for."""
+        """Train the rest of the epoch, or until a request to stop."""
         config, steps_per_epoch = self.job.config, self.job.extent.steps_per_epoch
         for batch in self.loader.epoch(*divmod(self.done, steps_per_epoch)):
             for listener in self.listeners:
@@ -253,18 +264,18 @@ class Trainer:
                 listener.after_step(self.done, outcome)
             self.stopping = bool(self.stop_requested())
             # Sent now and read after the next step: no rank waits, and all ranks stop after the same step.
-            self.stop_requested = self.control.agree_later(signals.asked())
+            self.stop_requested = self.control.maximum_later(signals.asked())
             last = self.done == self.total_steps
             every = (config.log.every_steps, config.checkpoint.every_steps, steps_per_epoch)
             if self.stopping or last or any(steps and self.done % steps == 0 for steps in every):
                 self.recorder.sync(self.done, self.validation_due)
             if self.stopping or last:
                 return
-            if not self.validation_due:  # else its line says more
+            if not self.validation_due:  # validation prints its own line
                 self.tracker.show(self.done, self.job.epoch(self.done))
 
     def validate(self) -> None:
-        """Measure the held-out inputs on all ranks together; if one is stopped, on none."""
+        """Measure the held-out set on all ranks, unless a rank was asked to stop."""
         self.stopping, logits_MNK = self.validation(self.done)
         if self.stopping:
             return
@@ -275,7 +286,7 @@ class Trainer:
 
     @heartbeat.computing()
     def evaluate(self) -> None:
-        """Measure the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
+        """Evaluate the last weights, or with checkpoint.best those of the best validation (docs/choices.md, 20)."""
         config, found = self.job.config, None
         if not config.evaluate.test:
             if self.world.reports:
@@ -288,7 +299,7 @@ class Trainer:
             path, needed = checkpoint.path_of(self.run.checkpoints, step), ["discriminator", "fusion", "shared"]
             found = checkpoint.read(path, needed)
         evaluator = self.share.evaluator_of_predictors(step, found)
-        with signals.interruptible():  # everything is saved: nothing is lost by ending at once
+        with signals.interruptible():  # everything is saved, so ending at once loses nothing
             findings = evaluator.evaluate(config.evaluate.folds, config.ood, config.calibration, config.data.root)
             if findings is not None and found is not None:
                 findings.result |= origin(config, found)

@@ -39,8 +39,8 @@ def check_members(config: Config, method: Method, plan: Plan, num_hosts: int, nu
     check_trajectory(config)
     if plan.grouped is True and (reason := why_not_batched(config, plan)):
         raise ValueError(f"ensemble.batched=true: {reason}; write ensemble.batched=false")
-    if num_shares > 1:
-        check_shares(config, method, plan, num_shares)
+    if num_shares > 1 and (reason := why_not_shared(config, method, plan, num_shares)):
+        raise ValueError(reason)
     if config.teacher.run is not None and TeacherLogits not in method.probes:
         raise ValueError(f"teacher.run={config.teacher.run}: method={method.name} has no teacher, write method=distill")
     trains_trunk = branch and not config.network.freezes_trunk
@@ -69,22 +69,21 @@ def why_not_batched(config: Config, plan: Plan) -> str | None:
         return why_not_grouped(members, plan.input_shape)
 
 
-def check_shares(config: Config, method: Method, plan: Plan, num_shares: int) -> None:
-    """Raise a ValueError if so many ranks cannot divide the discriminator."""
+def why_not_shared(config: Config, method: Method, plan: Plan, num_shares: int) -> str | None:
+    """Say why so many ranks cannot divide the discriminator, and what to write instead; None if they can."""
     assert method.counterpart is not None
     pairs = math.comb(len(method.compared(plan.num_members)), 2)
     compared = min(pairs, plan.max_pairs or pairs)
     with torch.device("meta"):
         divisible = build_counterpart(config, method, plan, num_classes=2).divisible
     if not divisible:
-        raise ValueError(
-            f"method={method.name} has a {method.counterpart.part} that one rank holds: write redundancy.ranks=1"
-        )
-    if num_shares > compared:
-        raise ValueError(
-            f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of "
-            f"members: write redundancy.ranks={compared}"
-        )
+        return f"method={method.name} has a {method.counterpart.part} that one rank holds: write redundancy.ranks=1"
+    if num_shares <= compared:
+        return None
+    return (
+        f"redundancy.ranks={config.redundancy.ranks}: {num_shares} ranks cannot divide {compared} pairs of members: "
+        f"write redundancy.ranks={compared}"
+    )
 
 
 def check_trajectory(config: Config) -> None:

@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from dicedist.cluster.devices import pick_device
 from dicedist.config import Config
 from dicedist.config.schema import DataConfig
 from dicedist.data import sources, uses_dali
 from dicedist.data.augmentation import padding
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
+from dicedist.training.forecast import now_done
 
-CPU = torch.device("cpu")
 SPELL, ROUNDS = 0.5, 5  # seconds that a pipeline is measured at a time
 
 
@@ -35,7 +36,7 @@ def data(config: Config) -> list[dict[str, Any]]:
 
 
 def throughput(source: Source, config: Config, threads: int) -> list[dict[str, Any]]:
-    """One row per pipeline, limited to as many cores as threads, on the same training images.
+    """One row per pipeline, limited to as many cores as threads, on the same training images; to a GPU if there is one.
 
     The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
     """
@@ -62,15 +63,15 @@ def pipelines(config: DataConfig) -> list[str]:
 
 def images_per_second(sizes: Iterator[int], seconds: float) -> float:
     next(sizes), next(sizes), next(sizes)  # starts threads, fills queues
-    images, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < seconds:
+    images, began = 0, now_done(pick_device())
+    while time.monotonic() - began < seconds:
         images += next(sizes)
-    return images / passed
+    return images / (now_done(pick_device()) - began)
 
 
 def our_sizes(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
     """The sizes of an endless stream of batches."""
-    ours, epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
+    ours, epoch = Loader(source.train, config, source, batch_size, 0, pick_device(), [0]), 0
     while True:
         yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
         epoch += 1

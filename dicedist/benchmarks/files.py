@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 
-from dicedist.benchmarks.data import CPU, cores, images_per_second, our_sizes, pipelines, their_sizes
+from dicedist.benchmarks.data import cores, images_per_second, our_sizes, pipelines, their_sizes
 from dicedist.benchmarks.processes import ask, start
+from dicedist.cluster.devices import pick_device
 from dicedist.cluster.process import tune_malloc
 from dicedist.config import Config
 from dicedist.config.schema import DataConfig
@@ -163,7 +164,7 @@ class Order:
 
     def __init__(self, dataset: SameCrops, config: DataConfig, batch_size: int):
         source = dataset.source
-        self.ours, self.epoch = Loader(source.train, config, source, batch_size, 0, CPU, [0]), 0
+        self.ours, self.epoch = Loader(source.train, config, source, batch_size, 0, pick_device(), [0]), 0
         self.steps = range(num_batches(len(source.train), batch_size))
         self.places = {path: place for place, (path, _) in enumerate(dataset.samples)}
 

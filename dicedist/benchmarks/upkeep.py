@@ -86,6 +86,6 @@ def record(run: Run, config: Config, world: World) -> float:
     started = time.perf_counter()
     for number in range(1, INTERVALS + 1):
         tracker.add(json.loads(json.dumps({**values, "member_0/loss": [1.0]})))
-        tracker.summarise(number, 0.0, {})
+        tracker.summarize(number, 0.0, {})
         tracker.log_system(number, pace.figures(number) | node_figures(world))
     return (time.perf_counter() - started) / INTERVALS

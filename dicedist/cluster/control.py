@@ -25,12 +25,12 @@ class Control:
         """Return whether this rank keeps the records and prints the output."""
         return self.rank == REPORTER
 
-    def agree(self, flag: int) -> int:
-        """Each rank receives the largest flag."""
-        return self.agree_later(flag)()
+    def maximum(self, flag: int) -> int:
+        """All ranks call: each rank receives the largest flag."""
+        return self.maximum_later(flag)()
 
-    def agree_later(self, flag: int) -> Callable[[], int]:
-        """Like `agree`, but without waiting: each rank receives a function that waits for the largest flag."""
+    def maximum_later(self, flag: int) -> Callable[[], int]:
+        """Like `maximum`, but without waiting: each rank receives a function that waits for the largest flag."""
         if self.world_size == 1:
             return lambda: flag
         largest = torch.tensor([flag])
@@ -46,7 +46,7 @@ class Control:
 
     def barrier(self) -> None:
         """No rank continues before the last has arrived."""
-        self.agree(0)
+        self.maximum(0)
 
     def tell(self, record: Record) -> Record:
         """Each rank receives the reporter's record."""

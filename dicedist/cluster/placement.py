@@ -11,16 +11,20 @@ redundancy.ranks=W puts the discriminator on W ranks, which hold the same one an
 N = M + W       on ranks of their own
 N <= M          beside members, on the ranks with the fewest; redundancy.ranks=members: on all of them
 
+redundancy.ranks=all puts it on every rank, N = M + 1 or fewer. `auto` begins as 1, and may be divided after a
+measurement.
+
 The ranks of a node are consecutive, and members fill them in order. Among the ranks that may host it, the discriminator
 takes the one whose node holds the most members, so that the fewest messages leave a node; in a tie, the last.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DEFAULT_SIZE = 4
 MEMBERS = "members"  # redundancy.ranks: every rank that hosts members has a share of the discriminator
+ALL, AUTO = "all", "auto"  # every rank has one; measured when the run begins
 REPORTER = 0  # the rank that keeps the records, prints the output, and receives the reports of the others
 
 
@@ -56,6 +60,11 @@ class Placement:
     def parts(self) -> list[str]:
         """What each rank hosts, in words."""
         return [", ".join(self.parts_on(rank)) for rank in range(self.world_size)]
+
+    @property
+    def divided(self) -> "Placement":
+        """The same members, and a share of the discriminator on every rank."""
+        return replace(self, discriminators=tuple(range(self.world_size)))
 
     def members_on(self, rank: int) -> list[int]:
         return [member for member, ranks in enumerate(self.hosts) if rank in ranks]
@@ -95,7 +104,7 @@ def place(
             f"this method compares members, so it needs at least 2 of them, not {num_members}: "
             f"{launch_line(DEFAULT_SIZE * replicas + own)} or ensemble.size={DEFAULT_SIZE}"
         )
-    if ranks_of_w == MEMBERS and replicas > 1:
+    if ranks_of_w in (MEMBERS, ALL) and replicas > 1:
         raise ValueError(
             f"ensemble.replicas={replicas} gives a rank some rows of a batch, and w needs all: write redundancy.ranks=1"
         )
@@ -121,7 +130,8 @@ def place(
         beside = len(groups) if ranks_of_w == MEMBERS else min(own, world_size)
         crowd, held = [node_of[rank] for (rank,) in hosts], Counter(rank for (rank,) in hosts)
         discriminators = nearest(ranks, beside, node_of, crowd, held)
-    return Placement(world_size, hosts, discriminators, called)
+    placed = Placement(world_size, hosts, discriminators, called)
+    return placed.divided if needs_discriminator and ranks_of_w == ALL else placed
 
 
 def fitting(world_size: int, own: int, replicas: int) -> int:
@@ -135,7 +145,9 @@ def fitting(world_size: int, own: int, replicas: int) -> int:
 
 def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:
     """How many ranks the discriminator has beyond those of the members, if there are enough."""
-    return int(ranks_of_w) if needs_discriminator and ranks_of_w != MEMBERS else 0
+    if not needs_discriminator or ranks_of_w == MEMBERS:
+        return 0
+    return 1 if ranks_of_w in (ALL, AUTO) else int(ranks_of_w)
 
 
 def ranks_of(num_members: int, needs_discriminator: bool, replicas: int, ranks_of_w: int | str) -> int:

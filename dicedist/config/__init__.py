@@ -1,4 +1,4 @@
-"""The configuration of a run: typed keys (schema), their checks, how conf/ and overrides are composed, and help."""
+"""The configuration of a run: typed keys (schema), their checks, composition of conf/ and overrides, and help."""
 
 from dicedist.config.checks import check
 from dicedist.config.compose import (

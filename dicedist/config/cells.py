@@ -1,4 +1,4 @@
-"""The cells of the paper's tables as experiments: conf/cells.csv holds a row for each.
+"""Cells of the paper's tables as experiments, one row each in conf/cells.csv.
 
 `experiment=small/dice` composes conf/experiment/_small.yaml, which all cells of that folder share, then the network,
 structure, size, method and further overrides of its row. The paper's figures are in conf/paper.csv.
@@ -23,7 +23,7 @@ def read_cells(conf: Path) -> dict[str, dict[str, str]]:
 
 
 class Cells(ConfigSource):
-    """A source of Hydra, which reads a row of the table as if it were a file of conf/experiment/."""
+    """A Hydra config source that presents each row of the table as a file of conf/experiment/."""
 
     @staticmethod
     def scheme() -> str:
@@ -39,7 +39,7 @@ class Cells(ConfigSource):
         return any(f"{GROUP}/{name}".startswith(f"{config_path}/") for name in read_cells(Path(self.path)))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return []  # Hydra lists choices in its own messages only, and compose.explain replaces these
+        return []  # only for Hydra's own messages, which compose.explain replaces
 
     def load_config(self, config_path: str) -> ConfigResult:
         name = config_path.removeprefix(f"{GROUP}/")

@@ -1,4 +1,4 @@
-"""What types cannot say of a configuration. Every refusal is one line that tells what to write instead."""
+"""Checks of a configuration beyond its types. Every refusal is one line with what to write instead."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from dicedist.config.schema import (
 )
 
 CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
-OWN_IMAGES = {  # data sets of the user's own images, of any size -> what data.root names
+OWN_IMAGES = {  # data set of the user's own images -> what to write for data.root
     "folder": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg",
     "files": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, "
     "label and split",
@@ -41,7 +41,7 @@ def is_share(value: float) -> bool:
 
 
 def are_knots(value: Any) -> bool:
-    """[[epoch, value], ...] with epochs rising from 0."""
+    """Return whether the value is [[epoch, value], ...] with epochs rising from 0."""
     try:
         epochs = [float(epoch) for epoch, height in value if math.isfinite(height)]
     except (TypeError, ValueError):
@@ -54,7 +54,7 @@ def are_augmentations(value: Any) -> bool:
 
 
 def are_trackers(value: Any) -> bool:
-    """Return whether it is the name of a tracker, auto, none, or a list of different trackers."""
+    """Return whether the value is auto, none, a tracker, or a list of different trackers."""
     if isinstance(value, list):
         names = set(map(str, value))
         return names <= set(TRACKERS) and len(names) == len(value)
@@ -63,7 +63,7 @@ def are_trackers(value: Any) -> bool:
 
 KNOTS = "[[epoch, value], ...] with epochs rising from 0"
 ONE_OR_MORE = f"one of {', '.join(AUGMENTS)}, or a list of some of {', '.join(AUGMENTATIONS)}"
-# Key -> a test of its value, and what to write instead. null passes: the schema says where it is allowed.
+# Key -> a test of its value, and what to write instead. null passes: the schema states which keys allow it.
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ensemble.size": (
         lambda v: v == "auto" or isinstance(v, int) and 1 <= v <= 1000, "auto or a whole number from 1 to 1000"
@@ -74,7 +74,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "redundancy.floor": (lambda v: 0 <= v < math.inf, "0, or a number above it"),
     "redundancy.max_pairs": (lambda v: v == "auto" or is_number(v) and v >= 1, "auto, null or a number above 0"),
-    "redundancy.ranks": (lambda v: v == "members" or is_number(v) and v >= 1, "members, or a number above 0"),
+    "redundancy.ranks": (
+        lambda v: v in ("auto", "all", "members") or is_number(v) and v >= 1, "auto, all, members, or a number above 0"
+    ),
     "optimizer.momentum": (is_share, "a number from 0 to 1"),
     "optimizer.weight_decay": (is_share, "a number from 0 to 1"),
     "optimizer.betas": (lambda v: len(v) == 2 and all(map(is_share, v)), "two numbers from 0 to 1, as in [0.9, 0.999]"),
@@ -124,7 +126,7 @@ def check_rules(config: Any, prefix: str = "") -> None:
 
 
 def check_limits(config: Any) -> None:
-    """Check choices and bounds that stand in the schema, of any of its dataclasses."""
+    """Check the choices and bounds that the schema gives, for any of its dataclasses."""
     for name, entry in keys_of(config.__class__).items():
         value, limits = attrgetter(name)(config), entry.metadata
         choices, above, at_least, at_most = (limits[name] for name in ("choices", "above", "at_least", "at_most"))
@@ -167,7 +169,7 @@ def check(config: Config) -> None:
 
 
 def check_addresses(config: Config) -> None:
-    """Refuse a remote that is none, and passwords, which would be written to config.yaml."""
+    """Refuse a malformed run.remote, and passwords, which would be written to config.yaml."""
     remote = config.run.remote
     if remote is not None and ("://" not in remote or "::" in remote or remote.startswith("http")):
         raise ValueError(f"run.remote={remote}: write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER")
@@ -191,7 +193,7 @@ def check_noise(redundancy: RedundancyConfig) -> None:
 
 
 def check_graph(redundancy: RedundancyConfig) -> None:
-    if redundancy.graph and redundancy.ranks != 1:
+    if redundancy.graph and redundancy.ranks not in (1, "auto"):
         raise ValueError("redundancy.graph=true records w of one rank: write redundancy.ranks=1, or leave graph out")
 
 
@@ -200,7 +202,7 @@ def check_resuming(resuming: ResumingConfig) -> None:
         if name not in keys_of(Config) or not name.startswith(CHANGEABLE):
             raise ValueError(f"resume.allow={resuming.allow}: name keys that begin with {', '.join(CHANGEABLE)}")
         if name == "optimizer.name":
-            raise ValueError("resume.allow=[optimizer.name]: another optimiser cannot go on with the state of this one")
+            raise ValueError("resume.allow=[optimizer.name]: another optimizer cannot use the state of this one")
 
 
 def check_optimizer(optimizer: OptimizerConfig, schedules: SchedulesConfig) -> None:
@@ -213,7 +215,7 @@ def check_optimizer(optimizer: OptimizerConfig, schedules: SchedulesConfig) -> N
 
 
 def check_training(config: Config) -> None:
-    """What the optimiser asks of the rest of the run."""
+    """Check the keys of the optimizer against the rest of the configuration."""
     optimizer = config.optimizer
     if optimizer.name != "sgd" and isinstance(optimizer.lr, str):
         raise ValueError(
@@ -244,13 +246,14 @@ def check_training(config: Config) -> None:
 
 
 def check_calibration(calibration: Any) -> None:
-    """Check the keys of a training, or of a command, whose keys may be null."""
+    """Check the calibration keys of a training, or of a command, where they may be null."""
     check_rules(calibration, "calibration.")
 
 
 def check_data(data: DataConfig) -> None:
-    if data.name not in OWN_IMAGES and data.size != 32:
-        raise ValueError(f"data.size={data.size}: the images of {data.name} are 32 pixels wide, write data.size=32")
+    size = 8 if data.name == "scans" else 32
+    if data.name not in OWN_IMAGES and data.size != size:
+        raise ValueError(f"data.size={data.size}: images of {data.name} have {size} pixels, write data.size={size}")
     if data.name == "vectors" and not data.root:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):

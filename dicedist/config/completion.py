@@ -1,4 +1,4 @@
-"""What a shell may complete: commands, keys and values."""
+"""Shell completion of commands, keys and values."""
 
 import json
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ complete -c dicedist -f -a '(__dicedist)'
 
 
 def candidates(words: Sequence[str], commands: Sequence[str]) -> list[str]:
-    """words: all that follows `dicedist`, the last of them unfinished."""
+    """Return the completions of the last word. words: the command line after `dicedist`."""
     *before, word = words or [""]
     if not before:
         return [command for command in commands if command.startswith(word)]

@@ -1,4 +1,4 @@
-"""conf/*.yaml and the user's overrides become a typed configuration; what is wrong with them is told in one line."""
+"""Compose conf/*.yaml and the user's overrides to a typed configuration. Each mistake is refused in one line."""
 
 import contextlib
 import difflib
@@ -22,16 +22,16 @@ from dicedist.config.literal import in_hydras_words, literal, parsed
 from dicedist.config.schema import Config, OodConfig, Scope
 
 PACKAGE = Path(__file__).parent.parent
-PACKAGED = PACKAGE / "conf"  # in a wheel; a checkout has it beside the package
+PACKAGED = PACKAGE / "conf"  # in a wheel; in a checkout conf/ is next to the package
 CONF = PACKAGED if PACKAGED.exists() else PACKAGE.parent / "conf"
 OOD_SETS, OOD_GROUPS = "ood.sets", "ood.groups"
 T = TypeVar("T")
-# A network may be called torchvision/resnet18, a folder may not.
+# The name of a network may contain a slash, as torchvision/resnet18. The name of a folder may not.
 OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), replace=True)
 
 
 def compose_config(overrides: Sequence[str]) -> Config:
-    """conf/train.yaml with the user's overrides, typed and checked; ValueError of one line otherwise."""
+    """Return conf/train.yaml with the user's overrides, typed and checked; ValueError of one line for a mistake."""
     config = compose_typed("train", overrides, Config)
     if config.ood.left_out:
         by_default = compose_typed("train", [o for o in overrides if not o.startswith(OOD_SETS)], Config)
@@ -42,7 +42,7 @@ def compose_config(overrides: Sequence[str]) -> Config:
 
 
 def refuse_unknown_sets(ood: OodConfig, known: Collection[str]) -> None:
-    """Whoever leaves a set out means one that is there."""
+    """Refuse NAME=none for an OOD set that does not exist."""
     for name in ood.left_out:
         if name not in known:
             listed = f"; there are {', '.join(known)}" if known else ""
@@ -50,7 +50,7 @@ def refuse_unknown_sets(ood: OodConfig, known: Collection[str]) -> None:
 
 
 def compose_request(name: str, overrides: Sequence[str], schema: type[T]) -> T:
-    """The same for conf/NAME.yaml of another command."""
+    """Return conf/NAME.yaml of another command with the user's overrides, typed and checked."""
     request = compose_typed(name, overrides, schema)
     check_limits(request)
     return request
@@ -64,11 +64,11 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
     whole = [override for override in overrides if override.startswith(f"{OOD_SETS}=")]
     overrides = [literal(override) for override in overrides if override not in whole]
     try:
-        # A user's own OOD sets and groups are new keys, which Hydra adds only when forced.
+        # The user's own OOD sets and groups are new keys, which Hydra adds only after ++.
         values = composed(name, [f"++{o}" if o.startswith((OOD_SETS, OOD_GROUPS)) else o for o in overrides])
     except HydraException as error:
         raise ValueError(explain(error, name, overrides)) from error
-    if whole:  # Hydra would merge it with the sets of the data, which then could not be left out
+    if whole:  # Hydra would merge the mapping with the sets of the data set
         named = parsed(whole[-1].partition("=")[2])
         if not isinstance(named, dict):
             raise ValueError(f"{whole[-1]}: write {OOD_SETS}={{name: FOLDER_OR_NPZ}}, or {OOD_SETS}={{}} for none")
@@ -100,14 +100,14 @@ def mistakes_named() -> Iterator[None]:
 
 
 def in_plain_words(text: str) -> str:
-    """OmegaConf's words for a value of another type."""
+    """Return OmegaConf's message about a value of the wrong type in plain words."""
     found = re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     wanted = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
     return f"{found[1]} is not {wanted[found[2]]}" if found and found[2] in wanted else text
 
 
 def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
-    """One line of Hydra's many, with the nearest key or option where one was misspelt."""
+    """Return Hydra's error as one line, with the nearest key or option for a misspelled one."""
     text, known = str(error), keys(composed(name, []))
     for override in overrides:
         key, _, value = override.partition("=")
@@ -123,20 +123,20 @@ def explain(error: HydraException, name: str, overrides: Sequence[str]) -> str:
 
 
 def groups() -> list[str]:
-    """Return the folders of conf/ of which a training takes one file each."""
+    """Return the config groups: folders of conf/ from which a training selects one file each."""
     entries = OmegaConf.load(CONF / "train.yaml").defaults
     return sorted(str(group) for entry in entries if entry != "_self_" for group in entry)
 
 
 def choices_of(group: str) -> list[str]:
-    """Return all that may follow GROUP=: the files of conf/GROUP/, and the paper's cells as experiments."""
+    """Return the values of GROUP=: the files of conf/GROUP/, and for experiments the paper's cells."""
     paths = (path for path in (CONF / group).rglob("*.yaml") if not path.stem.startswith("_"))
     names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in paths]
     return sorted([*names, *read_cells(CONF)] if group == "experiment" else names)
 
 
 def by_folder(options: Sequence[str]) -> list[str]:
-    """Options of a subfolder, of which there may be hundreds, as one."""
+    """Summarize the options of each subfolder, of which there may be hundreds, as one entry."""
     return list(dict.fromkeys(option.partition("/")[0] + "/..." * ("/" in option) for option in options))
 
 
@@ -156,18 +156,18 @@ def keys(config: DictConfig, prefix: str = "") -> list[str]:
 
 
 def to_yaml(config: Config) -> str:
-    """For the folder of a run; `parse_config` reads it back."""
+    """Return the configuration as YAML for config.yaml, which `parse_config` reads."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def parse_config(text: str, origin: object) -> Config:
-    """The saved configuration of a run, perhaps someone else's: nothing in it is evaluated, no code of it trusted.
+    """Parse the saved configuration of a run, perhaps someone else's: evaluate nothing in it, and trust no code.
 
-    origin: what a message calls the text.
+    origin: the name of the text in messages.
     """
     try:
         if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError  # a few lines of aliases can stand for more values than any memory holds
+            raise ValueError  # a few lines of aliases can expand to more values than fit in memory
         loaded = OmegaConf.create(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{origin} is missing or damaged") from error
@@ -186,7 +186,7 @@ def parse_config(text: str, origin: object) -> Config:
 
 
 def with_newer_keys(loaded: DictConfig) -> DictConfig:
-    """A run that was made before a key existed did what its default does, for that data, network and method."""
+    """Add the keys that a run of an earlier version lacks, with the defaults for its data, network and method."""
     with mistakes_named():
         missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
     missing |= {key for key in ("method.title", "method.meaning") if OmegaConf.select(loaded, key) is None}
@@ -195,17 +195,17 @@ def with_newer_keys(loaded: DictConfig) -> DictConfig:
         for key in missing:
             OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
         if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
-            OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not cut the validation set then
+            OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not limit the validation set then
     return loaded
 
 
 def usual(named: Mapping[str, str]) -> DictConfig:
-    """The values by default, for the named data, network and method."""
+    """Return the default values for the named data, network and method."""
     return composed("train", [f"{group}={name}" for group, name in named.items() if name in choices_of(group)])
 
 
 def chosen_settings(config: Config) -> dict[str, Any]:
-    """The keys by which runs compare that differ from their default for this data, network and method."""
+    """Return the keys that affect results and differ from their default for this data, network and method."""
     named = {"data": config.data.name, "network": config.network.name, "method": config.method.name}
     defaults, compared = flat(OmegaConf.to_container(usual(named))), (Scope.RESULT, Scope.IDENTITY, Scope.LENGTH)
     return {
@@ -216,7 +216,7 @@ def chosen_settings(config: Config) -> dict[str, Any]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Every key in full, with its value."""
+    """Return every key by its full name, with its value."""
     return flat(OmegaConf.to_container(OmegaConf.structured(config)))
 
 
@@ -227,7 +227,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], scopes: Collection[Scope]) -> list[str]:
-    """The keys of these scopes that differ between two flattened configurations, in words."""
+    """Describe the keys of these scopes that differ between two flattened configurations."""
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
@@ -236,7 +236,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], scopes: Collect
 
 
 def scope_of(key: str) -> Scope:
-    """Return the scope of a key, or else that of its group. A key that the schema does not know counts as a result."""
+    """Return the scope of a key, or else of its group. A key that the schema does not know is of Scope.RESULT."""
     words = key.split(".")
     above = [keys_of(Config).get(".".join(words[:end])) for end in range(len(words), 0, -1)]
     return next((entry.metadata["scope"] for entry in above if entry and entry.metadata["scope"]), Scope.RESULT)

@@ -1,9 +1,9 @@
-"""Packages that only some commands need: the wheel's extras, named in one line where one is missing."""
+"""Optional packages: the wheel's extras, and refusals that name the extra to install."""
 
 import os
 from importlib.util import find_spec
 
-PACKAGES = {  # extra -> the modules that it brings
+PACKAGES = {  # extra -> its modules
     "hub": ("huggingface_hub",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -19,21 +19,21 @@ def missing(extra: str) -> list[str]:
 
 
 def require(extra: str, what: str, otherwise: str = "") -> None:
-    """ValueError if a package of the extra is missing. what: needs it; otherwise: what to write instead."""
+    """Raise ValueError if a package of the extra is missing. what: needs it; otherwise: what to write instead."""
     if lacking := missing(extra):
         instead = f", or write {otherwise}" if otherwise else ""
         raise ValueError(f"{what} needs {', '.join(lacking)}: pip install 'dicedist[{extra}]'{instead}")
 
 
 def mlflow_suffices(uri: str | None, model: str | None) -> bool:
-    """Return whether the installed MLflow can do what is asked: mlflow-skinny needs a server, and logs no model."""
+    """Return whether the installed MLflow suffices: mlflow-skinny needs a server, and logs no model."""
     has_server = (uri or os.environ.get("MLFLOW_TRACKING_URI") or "").startswith(("http://", "https://"))
     is_skinny = find_spec("sqlalchemy") is None
     return not missing("mlflow") and (not is_skinny or (has_server and model is None))
 
 
 def require_tracker(tracker: str, what: str, uri: str | None, model: str | None) -> None:
-    """ValueError if the package of a tracker is missing, or if it cannot do what is asked."""
+    """Raise ValueError if the package of a tracker is missing, or if mlflow-skinny does not suffice."""
     require(tracker, what, "tracking=none")
     if tracker == "mlflow" and not mlflow_suffices(uri, model):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The text of `--help`: examples, choices, and keys with their values by default and what the schema says of them."""
+"""The text of `--help`: examples, choices, and keys with their default values and descriptions."""
 
 import json
 import re
@@ -16,9 +16,9 @@ USUAL = (
 
 
 def show_help(usage: str | None, name: str, schema: type, longer: str | None = None) -> None:
-    """Print the help of the command whose defaults are conf/NAME.yaml.
+    """Print the help of the command whose defaults are in conf/NAME.yaml.
 
-    longer: the command that prints all keys; with it only the usual ones are printed.
+    longer: the command that prints all keys. If given, only the usual keys are printed.
     """
     values, known = composed(name, []), keys_of(schema)
     print(f"{usage}\n{choices() if name == 'train' else ''}", end="")
@@ -35,13 +35,13 @@ def show_help(usage: str | None, name: str, schema: type, longer: str | None = N
 
 
 def choices() -> str:
-    """Return the groups that a training takes a file of, with their files."""
+    """Return the config groups with their files."""
     lines = (f"    {group}={'|'.join(by_folder(choices_of(group)))}\n" for group in groups())
     return f"Choices\n\n{''.join(lines)}\n"
 
 
 def keyed(text: str) -> Iterator[tuple[str, str]]:
-    """The lines of a YAML mapping, each with the whole key that it sets, or none."""
+    """Yield the lines of a YAML mapping, each with the full name of the key that it sets, or an empty one."""
     above: list[str] = []
     for line in text.splitlines():
         setting = re.match(r"( *)(\w+):", line)

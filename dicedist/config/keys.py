@@ -7,7 +7,7 @@ from typing import Any
 
 @cache
 def keys_of(schema: Any) -> dict[str, Field[Any]]:
-    """Return every key in full, as redundancy.delta, with its field; groups included."""
+    """Return every key by its full name, as redundancy.delta, with its field. Groups are included."""
     found = {}
     for entry in fields(schema):
         found[entry.name] = entry

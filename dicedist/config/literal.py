@@ -1,7 +1,7 @@
-"""Overrides as people write them in a shell, in the words that Hydra understands.
+"""Translate overrides from the way people write them in a shell to Hydra's grammar.
 
-A value is taken literally: ~/my images, über, a=b and [draft].jpg are text. Only what YAML reads as a number, true,
-false, null, a list or a mapping is more than text. ~ at the beginning of a value stands for the user's home.
+Values are literal: ~/my images, über, a=b and [draft].jpg are text. Only a value that YAML reads as a number, true,
+false, null, a list or a mapping is not text. ~ at the beginning of a value stands for the user's home.
 """
 
 import os
@@ -10,22 +10,22 @@ from typing import Any
 
 import yaml
 
-PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)  # Hydra reads such a word as YAML does
+PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)  # Hydra and YAML read such a word alike
 FOREIGN = re.compile(r"network=((?:torchvision|timm)/.+)")
 
 
 def literal(override: str) -> str:
-    """key=value for Hydra."""
+    """Return the override in Hydra's grammar."""
     if foreign := FOREIGN.fullmatch(override):
         override = f"network.name={foreign[1]}"  # a network of a library has no file in conf/network/
     override = re.sub(r"^tracking=\[", "tracking.to=[", override)  # a list of trackers has no file in conf/tracking/
-    override = re.sub(r"^resume\.", "resuming.", override)  # `resume` itself is a word, and so has no keys
+    override = re.sub(r"^resume\.", "resuming.", override)  # `resume` itself has a value, so it cannot have keys
     key, _, text = override.partition("=")
     return f"{key}={in_hydras_words(parsed(text))}" if text and not PLAIN.fullmatch(text) else override
 
 
 def parsed(text: str) -> Any:
-    """A list or mapping where the brackets say so, else the text itself."""
+    """Return a list or mapping for text in brackets, else the text itself."""
     if (text[0], text[-1]) in (("[", "]"), ("{", "}")):
         try:
             return yaml.safe_load(text)
@@ -37,7 +37,7 @@ def parsed(text: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """The values of a sweep: text cut at the commas that stand outside of brackets and quotes."""
+    """Split the values of a sweep at commas outside of brackets and quotes."""
     values, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -63,7 +63,7 @@ def in_hydras_words(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Between single quotes, where only quotes and the backslashes before them mean something else."""
+    """Put text in single quotes, where only quotes and the backslashes before them need an escape."""
     escaped = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
     doubled_at_the_end = re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped)
     return f"'{doubled_at_the_end}'"

@@ -1,4 +1,4 @@
-"""The names of records, for those who write them and those who read them.
+"""The names of records, for their writers and readers.
 
 train/member_3/loss  train/members/loss  train/discriminator/accuracy    means over the steps since the last record
 val/ensemble/nll  val/diversity/agreement  train_set/ensemble/accuracy   after an epoch: validation, training images
@@ -39,6 +39,6 @@ def is_of(name: str, first: str) -> bool:
 
 
 def whose(name: str) -> tuple[str, str]:
-    """Split what a step names: the part, if the name has one, and what is measured of it."""
+    """Split the name of a step's value into the part, which may be empty, and the measured quantity."""
     part, _, what = name.rpartition("/")
     return part, what

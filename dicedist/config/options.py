@@ -1,11 +1,11 @@
-"""Options of commands that are not keys, as in `--dir FOLDER`."""
+"""Command-line options that are not keys, such as `--dir FOLDER`."""
 
 import argparse
 from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the command's docstring as help, and refuses mistakes in one line, as every command does."""
+    """Parser that prints the command's docstring as help, and refuses mistakes in one line."""
 
     def __init__(self, command: str, description: str | None):
         super().__init__(command, description=description, formatter_class=argparse.RawTextHelpFormatter)
@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
-    """Refuse numbers below 1 for these options, as far as they are given."""
+    """Refuse numbers below 1 for these options. Options that are not given pass."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value < 1:

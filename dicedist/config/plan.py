@@ -1,4 +1,4 @@
-"""The plan of a run: what its configuration resolved to. Saved with the run, and reused when the run continues."""
+"""The plan of a run: the values that its configuration resolved to, saved with the run and reused on resume."""
 
 import json
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ from dicedist.config.schema import Config
 class Plan:
     num_members: int
     input_shape: tuple[int, ...]  # of one input as a network sees it: (3, 32, 32), or (64,) for vectors
-    samples: int = 1  # predictors that the training of one member leaves
+    samples: int = 1  # predictors from the training of one member
     max_pairs: int | None = None  # pairs of members compared in a step; None: all
     grouped: bool | None = None  # members of one device run as one network; None: not measured yet
+    divided: bool | None = None  # every rank has a share of w; None: not measured yet
     weights_sha256: list[str] | None = None  # of pretrained weights, by member
     teacher_sha256: list[str] | None = None  # of the teacher's members
     parts: tuple[str, ...] = ()  # the parts on each rank at the last start, in words
 
     @classmethod
     def of(cls, config: Config, num_members: int, input_shape: tuple[int, ...], parts: Sequence[str] = ()) -> Self:
-        """Start a plan; `auto` settings that must be measured are still open."""
+        """Start a plan. `auto` settings that must be measured are None."""
         pairs, grouped = config.redundancy.max_pairs, config.ensemble.batched
         return cls(
             num_members,
@@ -34,7 +35,7 @@ class Plan:
 
     @classmethod
     def of_older(cls, config: Config) -> Self:
-        """Read the plan of a run from before there were plans: its config holds the resolved values."""
+        """Return the plan of a run of an earlier version, whose config holds the resolved values."""
         size, inputs, side = config.ensemble.size, config.network.inputs, config.data.size
         if not isinstance(size, int):
             raise ValueError(f"ensemble.size={size}, where a run has a number: its config or its plan is damaged")
@@ -43,7 +44,7 @@ class Plan:
         return cls(**{**asdict(plan), **digests})
 
     def resolve(self, config: Config) -> Config:
-        """Return the configuration with the values that its `auto` settings came to, for tables and comparisons."""
+        """Return the configuration with its `auto` settings resolved, for tables and comparisons."""
         return replace(
             config,
             ensemble=replace(config.ensemble, size=self.num_members),
@@ -64,7 +65,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str, origin: object) -> Self:
-        """Read a saved plan, perhaps someone else's: nothing but numbers and words of the known names is taken."""
+        """Parse a saved plan, perhaps someone else's: only numbers and words under known names are accepted."""
         try:
             values: dict[str, Any] = json.loads(text)
             plan = cls(**{**values, "input_shape": tuple(values["input_shape"]), "parts": tuple(values["parts"])})
@@ -73,6 +74,8 @@ class Plan:
         counts = [plan.num_members, plan.samples, *plan.input_shape, *([plan.max_pairs] if plan.max_pairs else [])]
         digests = [*(plan.weights_sha256 or []), *(plan.teacher_sha256 or []), *plan.parts]
         sound = all(type(count) is int and 0 < count < 10**6 for count in counts) and len(plan.input_shape) in (1, 3)
-        if not sound or plan.grouped not in (None, False, True) or not all(isinstance(word, str) for word in digests):
+        flags = (plan.grouped, plan.divided)
+        sound = sound and all(flag in (None, False, True) for flag in flags)
+        if not sound or not all(isinstance(word, str) for word in digests):
             raise ValueError(f"{origin} is damaged")
         return plan

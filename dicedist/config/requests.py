@@ -1,4 +1,4 @@
-"""What the commands that look at a run may be told, beside the keys of its training."""
+"""Keys of the commands that read a run: evaluate, predict, export."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class Trust(Frozen):
 
 @dataclass
 class TargetsRequest(Frozen):
-    """Keys that are null stay as the run has them."""
+    """Targets of the calibration. A null key keeps the value of the run."""
 
     alpha: float | None = key("share of inputs whose set of labels may miss the true one")
     conformal: str | None = key("how sets are made: lac | aps", choices=("lac", "aps", None))
@@ -41,7 +41,7 @@ class CalibrationRequest(TargetsRequest):
 
 @dataclass
 class EnsembleRequest(Frozen):
-    """Which ensemble is meant."""
+    """The choice of an ensemble: a run, its members, its checkpoint."""
 
     run: str | None = key("the folder of a run, or its URL: s3://BUCKET/runs/NAME")
     members: Any = key("some of them: [0, 2], or student")
@@ -64,7 +64,7 @@ class EvaluateRequest(EnsembleRequest):
         "of the redundancy in nats: own: the run's discriminator | fresh: also a new one, the same for every run",
         choices=("own", "fresh"),
     )
-    output: str | None = key("a folder; null: the run's own, or for anything but the whole run a folder beside it")
+    output: str | None = key("a folder; null: the run's own, or for anything but the whole run a folder inside it")
     shift: str | None = key(
         "also on shifted images: corruptions | corruptions_extra | rotations | resolutions | cifar_c | a folder of "
         "class folders"

@@ -1,7 +1,7 @@
-"""Every key of a training: its type, what it means, what it may be, and whom a change of it concerns.
+"""Every key of a training, with its type, meaning, allowed values and scope.
 
-The values stand in conf/. This file and its checks need neither torch nor any file of a run, so that help and refusals
-come at once.
+The default values are in conf/. This file and its checks need neither torch nor files of a run, so that help and
+refusals are fast.
 """
 
 import enum
@@ -17,17 +17,17 @@ AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
 AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "cutout": ("crop", "flip", "cutout")}
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
-LARGEST_SIZE = 4096  # pixels of a side: a stranger's config must not fill the memory
+LARGEST_SIZE = 4096  # pixels of a side: somebody else's config must not fill the memory
 OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
 
 
 class Scope(enum.Enum):
-    """What may differ between two starts of a run, between its nodes, and between runs whose results are pooled."""
+    """The scope of a key: whether it may differ between starts of a run, between its nodes, and between pooled runs."""
 
     RESULT = "changes what is computed: the same at every start and on every node, and runs that differ in it compare"
-    IDENTITY = "tells runs of one setting apart: the same at every start and on every node, pooled over by reports"
+    IDENTITY = "distinguishes runs of one setting: the same at every start and on every node, pooled over by reports"
     MEASURE = "changes what is measured after training: may change between two starts, a finished run is measured again"
     LENGTH = "how far the run goes: may change between two starts, and runs that differ in it compare"
     START = "may change between two starts, but not between nodes; changes no result"
@@ -44,7 +44,7 @@ def key(
     scope: Scope | None = None,
     default: Any = MISSING,
 ) -> Any:
-    """A field with what `--help` says of it and what checks.py holds it to; a group's scope holds for its keys.
+    """Return a field with the text of `--help` and the limits of checks.py. A group's scope applies to its keys.
 
     Only a key that conf/ may leave out has a default here.
     """
@@ -53,9 +53,9 @@ def key(
 
 
 class Frozen:
-    """Fields are set once: what a configuration resolves to is in a Plan, and a changed one is made by `replace`.
+    """Base class whose fields are set once. Resolved values are in a Plan, and `replace` makes a changed copy.
 
-    Not dataclass(frozen=True), which OmegaConf takes for read-only nodes in the middle of composing them.
+    It is not dataclass(frozen=True), which OmegaConf would treat as read-only during composition.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,15 +67,18 @@ class Frozen:
 @dataclass
 class DataConfig(Frozen):
     name: str = key(
-        "cifar10 | cifar100 | folder | files | shards | own | shapes | vectors | digits | wine | breast_cancer"
+        "cifar10 | cifar100 | folder | files | shards | own | shapes | scans | vectors | digits | wine | breast_cancer"
     )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
-    download: bool = key("when the files are not there", scope=Scope.NODE)
-    pipeline: str = key("auto: DALI where it can be imported | dali | torch", choices=("auto", "dali", "torch"))
+    download: bool = key("true: download files that are missing", scope=Scope.NODE)
+    pipeline: str = key(
+        "auto: DALI where images are decoded, torch where they are in memory, up to 1 GiB on the GPU | dali | torch",
+        choices=("auto", "dali", "torch"),
+    )
     split: str = key(
-        "holdout: val_fraction of the training images is kept for validation | full: none is | given: data=own has val",
+        "holdout: val_fraction of the training images is held out | full: none is held out | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
     val_fraction: float | int | str = key(
@@ -85,9 +88,9 @@ class DataConfig(Frozen):
     split_seed: int = key("which images are held out", at_least=0)
     train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
     val_limit: int | str | None = key(
-        "the same of those held out. auto: as many as train_limit leaves in proportion, at least 500 | null: all"
+        "use only so many held-out images. auto: in proportion to train_limit, at least 500 | null: all"
     )
-    test_limit: int | None = key("the same of the test set; null: all", at_least=1)
+    test_limit: int | None = key("use only so many test images; null: all", at_least=1)
     size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
     augment: Any = key(
         "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
@@ -102,12 +105,12 @@ class DataConfig(Frozen):
         "turn",
         at_least=1,
     )
-    num_threads: int = key("that prepare images, on each rank", at_least=1, scope=Scope.NODE)
+    num_threads: int = key("that decode and augment images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
-    cache_gb: float = key("shards: the most that is copied from s3:// or http://", above=0, scope=Scope.NODE)
-    test_fraction: float = key("vectors, folder, files: share of each class for the test, where it is not set apart")
+    cache_gb: float = key("shards: the most that is downloaded from s3:// or http://", above=0, scope=Scope.NODE)
+    test_fraction: float = key("vectors, folder, files: share of each class for the test set, if the data has none")
     label_column: str = key("vectors: the column of a table that names the class")
-    noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardised")
+    noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardized")
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class NetworkConfig(Frozen):
     )
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
-    inputs: int | None = key("values of a vector; null: as the data has, none for images", at_least=1, default=None)
+    inputs: int | None = key("values of a vector; null: from the data, none for images", at_least=1, default=None)
     pixels: int | None = key("mlp: of an image's side; null: data.size, none for vectors", at_least=1, default=None)
     width: int | None = key(
         "mlp: of every layer, and of the features; of another network: of a head, dense layers behind its features",
@@ -158,22 +161,22 @@ class NetworkConfig(Frozen):
 
     @property
     def is_dense(self) -> bool:
-        """Whether a member is an MLP, whose first layer is as wide as its inputs."""
+        """True if a member is an MLP, whose first layer is as wide as its inputs."""
         return self._target_ is None and "mlp" in (self.per_member or [self.name])
 
     @property
     def has_head(self) -> bool:
-        """Whether dense layers of the member's own lie behind the features of its network."""
+        """True if a member has its own dense layers behind the features of its network."""
         return self.width is not None and not self.is_dense
 
     @property
     def freezes_trunk(self) -> bool:
-        """Whether members read the outputs of a frozen trunk, which are computed before training."""
+        """True if members read the outputs of a frozen trunk, which are computed before training."""
         return self.freeze == "trunk"
 
     @property
     def label(self) -> str:
-        """What members are, for people."""
+        """The name of the network for messages and tables."""
         return ", ".join(self.per_member) if self.per_member else self._target_ or self.name
 
 
@@ -210,7 +213,7 @@ class TeacherConfig(Frozen):
 class EnsembleConfig(Frozen):
     size: int | str = key("members; auto: 4, or one for each rank where there are more")
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
-    sync_batch_norm: bool = key("whether batch norm is over the whole batch then, or over each share")
+    sync_batch_norm: bool = key("with replicas: true computes batch norm over the whole batch, false over each share")
     batched: bool | str = key(
         "how members that share a device run. false: one after another | true: as one grouped network | auto: on a GPU "
         "the faster of the two, timed when the run begins",
@@ -233,7 +236,7 @@ class RedundancyConfig(Frozen):
     delta_by_size: list[Any] = key("[[members, delta], ...]: delta=auto takes the last row of no more members")
     tau: float = key("clip of log f", above=0)
     num_samples: int = key("of z", above=0)
-    num_steps: int = key("of the discriminator for one of the members", above=0)
+    num_steps: int = key("steps of the discriminator per step of the members", above=0)
     negatives: int = key("product pairs per joint pair", above=0)
     max_pairs: int | str | None = key(
         "pairs of members compared in a step; null: all | auto: as many as w, on ranks of its own, can compare while "
@@ -245,10 +248,11 @@ class RedundancyConfig(Frozen):
         "deviation of the noise on z for the discriminator: predicted | one | none | a number above 0"
     )
     terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
-    floor: float = key("least deviation of the noise on z where it is the predicted one", default=0.0)
+    floor: float = key("lower bound of the predicted deviation of the noise on z", default=0.0)
     width: int = key("of the discriminator's first two layers", at_least=8, default=256)
     ranks: int | str = key(
-        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some",
+        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
+        "one, or on GPUs all where a measurement at the start says that this is faster",
         scope=Scope.START,
         default=1,
     )
@@ -262,7 +266,7 @@ class RedundancyConfig(Frozen):
 
     @property
     def reads_scale(self) -> bool:
-        """Whether the noise follows the scales that members predict."""
+        """True if the noise follows the scales that members predict."""
         return self.scale == "predicted"
 
     def delta_for(self, num_members: int) -> float:
@@ -277,7 +281,7 @@ class LossConfig(Frozen):
     label_smoothing: float = key("share of a label that is spread over all classes")
     class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
     mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
-    cutmix: float = key("the same for boxes of images; with both, each batch is mixed in one of the two ways")
+    cutmix: float = key("the same for CutMix; with both, each batch is mixed in one of the two ways")
 
     @property
     def mixes(self) -> bool:
@@ -295,21 +299,21 @@ class OptimizerConfig(Frozen):
     )
     warmup_epochs: float = key("of this run, in which the rate rises; onecycle rises in 30 % of it where this is 0")
     momentum: float = key("of SGD")
-    nesterov: bool = key("whether SGD looks ahead")
+    nesterov: bool = key("Nesterov momentum of SGD")
     betas: list[float] = key("of Adam and AdamW")
     weight_decay: float = key("on every parameter of a member")
     decay_norms: bool = key("false: none on norms, biases, positions and tokens")
-    backbone_factor: float = key("on the rate of the network, as against that of the heads", above=0)
+    backbone_factor: float = key("factor on the learning rate of the network, relative to the heads", above=0)
     layer_decay: float = key("further factor on the rate for each layer nearer to the images")
     clip_norm: float | None = key("the largest norm of a part's gradient; null: any", above=0)
-    ema: float | None = key("decay of a moving average of the weights, kept beside them; null: none")
-    ema_warmup: bool = key("true: the first steps count alike, as long as their mean moves faster")
-    accumulate: int = key("pieces of a batch whose activations are in memory one after another", at_least=1)
+    ema: float | None = key("decay of a moving average of the weights, kept in addition to them; null: none")
+    ema_warmup: bool = key("true: the average starts as the plain mean of the first steps")
+    accumulate: int = key("micro-batches per batch: activations of one at a time are in memory", at_least=1)
 
 
 @dataclass
 class SchedulesConfig(Frozen):
-    reference_epochs: int = key("the length of the run that all knots are given for", above=0)
+    reference_epochs: int = key("length of the run for which all knots are given", above=0)
     scale: bool = key("with other epochs, move every knot in proportion")
     ramp_up: float = key("epochs until redundancy and distillation count in full", above=0)
     covariance: list[float] = key("[start, end] epochs between which w's noise goes from 1 to the predicted scale")
@@ -360,7 +364,7 @@ class EarlyStoppingConfig(Frozen):
 
 @dataclass
 class ResumingConfig(Frozen):
-    allow: list[str] = key("keys that are changed on purpose when a run goes on: [optimizer.lr]; written resume.allow")
+    allow: list[str] = key("keys that may change when a run resumes: [optimizer.lr]; written resume.allow")
     step: int | None = key("of the checkpoint to continue from; null: the newest; written resume.step", at_least=1)
 
 
@@ -369,13 +373,13 @@ class EvaluateConfig(Frozen):
     average: str = key("logits | probabilities", choices=AVERAGES, scope=Scope.MEASURE)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0, scope=Scope.MEASURE)
     every_epochs: int = key("validation", above=0)
-    train_images: int = key("training images on which validation also reads diversity; 0: none", at_least=0)
+    train_images: int = key("training images on which validation also measures diversity; 0: none", at_least=0)
     weights: str = key(
         "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
         choices=("auto", "last", "ema"),
         scope=Scope.MEASURE,
     )
-    test: bool = key("false leaves the test images unread after training, as a search does", default=True)
+    test: bool = key("false: do not evaluate on the test set after training, as in a search", default=True)
 
 
 @dataclass
@@ -458,7 +462,7 @@ class Config(Frozen):
     epochs: int = key("passes over the training images", above=0, scope=Scope.LENGTH)
     max_steps: int | None = key("end early, cleanly, after that many steps", above=0, scope=Scope.LENGTH)
     batch_size: int = key("inputs that every member sees in a step", above=0)
-    seed: int = key("of everything that is drawn", at_least=0, scope=Scope.IDENTITY)
+    seed: int = key("of all random draws", at_least=0, scope=Scope.IDENTITY)
     precision: str = key("fp32 | bf16 | fp16", choices=("fp32", "bf16", "fp16"))
     compile: bool | str = key(
         "false | true: torch.compile | graphs: and CUDA graphs of what it compiled", choices=(False, True, "graphs")
@@ -468,20 +472,20 @@ class Config(Frozen):
         choices=("auto", "never", "must"),
         scope=Scope.START,
     )
-    resuming: ResumingConfig = key("how a run goes on", scope=Scope.START)
+    resuming: ResumingConfig = key("resuming a run", scope=Scope.START)
     structure: str = key("net: whole networks | branch: one shared trunk", choices=STRUCTURES)
     data: DataConfig = key("the inputs")
     network: NetworkConfig = key("of a member")
-    method: MethodConfig = key("what members minimise")
-    teacher: TeacherConfig = key("whose predictions members learn")
+    method: MethodConfig = key("method: terms of the members' loss")
+    teacher: TeacherConfig = key("teacher of a distillation")
     trajectory: dict[str, Any] = key("several predictors from one training of a member: kind, samples, its options")
     ensemble: EnsembleConfig = key("how many members")
     bottleneck: BottleneckConfig = key("VIB and VCEB")
     redundancy: RedundancyConfig = key("the discriminator w")
-    loss: LossConfig = key("what members are asked to predict")
+    loss: LossConfig = key("cross-entropy, class weights and mixing")
     optimizer: OptimizerConfig = key("of members")
-    schedules: SchedulesConfig = key("epochs of a run of reference_epochs")
-    run: RunConfig = key("where it is kept")
+    schedules: SchedulesConfig = key("tables of epochs and values")
+    run: RunConfig = key("name and folder of the run")
     log: LogConfig = key("records", scope=Scope.START)
     checkpoint: CheckpointConfig = key("saving", scope=Scope.START)
     early_stopping: EarlyStoppingConfig = key("by validation", scope=Scope.LENGTH)
@@ -489,9 +493,9 @@ class Config(Frozen):
     calibration: CalibrationConfig = key(
         "temperature, label sets and abstention, chosen after training", scope=Scope.MEASURE
     )
-    ood: OodConfig = key("images of other things", scope=Scope.MEASURE)
+    ood: OodConfig = key("out-of-distribution sets", scope=Scope.MEASURE)
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
-    tracking: TrackingConfig = key("where else its records go", scope=Scope.NODE)
+    tracking: TrackingConfig = key("trackers that receive the records", scope=Scope.NODE)
     deterministic: bool = key(
         "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
         scope=Scope.START,
@@ -505,15 +509,15 @@ class Config(Frozen):
 
     @property
     def uses_average(self) -> bool:
-        """Whether the moving average of the weights is what is evaluated and exported."""
+        """True if the moving average of the weights is evaluated and exported."""
         return self.optimizer.ema is not None and self.evaluate.weights != "last"
 
     @property
     def samples(self) -> int:
-        """Predictors from each member."""
+        """Number of predictors from each member."""
         return int(self.trajectory.get("samples", 1))
 
     def predictor_part(self, number: int) -> str:
-        """The part of a checkpoint that holds this predictor."""
+        """Return the name of the checkpoint part that holds this predictor."""
         along = self.trajectory["kind"] != "none"
         return sample_name(*divmod(number, self.samples)) if along else f"member-{number}"

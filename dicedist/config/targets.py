@@ -1,4 +1,4 @@
-"""Objects of the user's own: a config names them by `_target_`, or Python code hands them over."""
+"""The user's own objects: a config names them by `_target_`, or Python code hands them over."""
 
 import contextlib
 import sys
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-LOCAL = "python:"  # begins the name of an object that no other process can import
+LOCAL = "python:"  # prefix of an object that no other process can import
 _handed_over: dict[str, Any] = {}
 
 
 def hand_over(thing: Any, name: str) -> None:
-    """Let the configs of this process name an object."""
+    """Register an object under a name that configs of this process can use."""
     _handed_over[name] = thing
 
 
 @contextlib.contextmanager
 def standing_for(key: str, thing: Any) -> Iterator[None]:
-    """Let an object stand for whatever `KEY._target_` names; None changes nothing."""
+    """Use an object in place of the one that `KEY._target_` names; None changes nothing."""
     before = dict(_handed_over)
     if thing is not None:
         _handed_over[key] = thing
@@ -27,16 +27,16 @@ def standing_for(key: str, thing: Any) -> Iterator[None]:
 
 
 def name_of(thing: Any) -> str:
-    """Return the path by which any process can import an object, or else a name for this process alone."""
+    """Return the import path of an object, or else a name that only this process knows."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__qualname__)
     importable = module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is thing
     return f"{module}.{name}" if importable else f"{LOCAL}{name}"
 
 
 def resolve(key: str, target: str, trusted: bool) -> Any:
-    """Return the object that a config's `KEY._target_` names: one that was handed over, or one to import.
+    """Return the object that a config's `KEY._target_` names: handed over in Python, or imported.
 
-    Importing runs code, so it needs `trusted`: a config may come from a stranger.
+    Importing runs code, so it needs `trusted`: a config may come from somebody else.
     """
     for name in (key, target):
         if name in _handed_over:

@@ -1,1 +1,1 @@
-"""Output for a terminal: lines, warnings, tables, progress. Imports no other room."""
+"""Terminal output: lines, warnings, tables, progress bars. Imports no other room."""

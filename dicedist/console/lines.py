@@ -17,24 +17,24 @@ def warn(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line that must not mix with the output, which another program may read."""
+    """Print a line to standard error, so that programs that read standard output do not see it."""
     put(sys.stderr, f"dicedist: {printable(text)}\n")
 
 
 def put(stream: TextIO, text: str) -> None:
-    """Write to a stream that may be closed, or lead to a full disk: that is no reason to lose a run."""
+    """Write to a stream, and ignore a closed stream or a full disk: neither may end a run."""
     with contextlib.suppress(OSError, ValueError):
         stream.write(redacted(text))
         stream.flush()
 
 
 def redacted(text: str) -> str:
-    """Remove the user and password of any URL; every message passes here."""
+    """Remove the user and password of every URL. All messages pass through this function."""
     return CREDENTIALS.sub("://***@", text)
 
 
 def printable(text: str) -> str:
-    """Replace line breaks, bytes that are no text and commands to the terminal, which a file's name may hold."""
+    """Replace line breaks, undecodable bytes and terminal escape codes, which file names may contain."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

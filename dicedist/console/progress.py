@@ -1,4 +1,4 @@
-"""Progress of long work: on a terminal one line that is written over, elsewhere a plain line now and then."""
+"""Progress of long work: one updated line on a terminal, elsewhere a plain line every few seconds."""
 
 import os
 import sys
@@ -10,27 +10,31 @@ from dicedist.console.lines import duration, put
 
 USUAL_COLUMNS = 80
 WIDTH = 24  # characters of the bar, at most a third of the line
-REDRAWN, TOLD = 0.2, 10.0  # seconds between two looks: on a terminal, elsewhere by default
+REDRAW_INTERVAL, INTERVAL = 0.2, 10.0  # seconds between two updates: on a terminal, elsewhere
 
 
 class SilentProgress:
-    """For ranks that print nothing."""
+    """Progress that prints nothing, for all ranks but rank 0."""
 
     def show(self, done: float, figures: str = "", always: bool = False) -> None:
-        """Show the count, a float with a decimal. always: even if the last line is recent.
+        """Show the count; a float has one decimal. always: even if the last line is recent.
 
-        figures: text behind the time that is left.
+        figures: text after the remaining time.
         """
+
+    def rate(self, done: float) -> str:
+        """Return the throughput since `begin`."""
+        return ""
 
     def begin(self) -> None:
         """Start the clock."""
 
     def clear(self) -> None:
-        """Remove the line, before another one is printed."""
+        """Remove the line before other output."""
 
 
 SILENT = SilentProgress()
-Stage = Callable[[int, str], SilentProgress]  # of a total and a noun: how far one piece of long work has come
+Stage = Callable[[int, str], SilentProgress]  # total and noun -> progress of one long task
 
 
 def silent(total: int, noun: str) -> SilentProgress:
@@ -38,27 +42,31 @@ def silent(total: int, noun: str) -> SilentProgress:
 
 
 class Progress(SilentProgress):
-    """Counts `total` things, each called `noun`; `first` of them were done before.
+    """Progress over `total` things, each called `noun`; `first` of them were done before.
 
-    told: seconds between two lines where there is no terminal.
+    interval: seconds between two lines without a terminal.
     """
 
-    def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None, told: float = TOLD):
-        self.total, self.noun, self.first, self.told = total, noun, first, told
+    def __init__(self, total: int, noun: str, first: int = 0, stream: TextIO | None = None, interval: float = INTERVAL):
+        self.total, self.noun, self.first = total, noun, first
         self.stream = stream or sys.stdout
         self.terminal = self.stream.isatty()
+        self.interval = REDRAW_INTERVAL if self.terminal else interval
         self.started = self.shown_at = time.monotonic()
 
     def show(self, done: float, figures: str = "", always: bool = False) -> None:
         now = time.monotonic()
-        if not always and now - self.shown_at < (REDRAWN if self.terminal else self.told):
+        if not always and now - self.shown_at < self.interval:
             return
         self.shown_at = now
         self.draw(done, f"{duration(self.left(done))} left  {figures}" if done < self.total else figures)
 
     def left(self, done: float) -> float:
-        """Return the seconds that the rest will take."""
+        """Return the estimated remaining seconds."""
         return (time.monotonic() - self.started) / (done - self.first or 1) * (self.total - done)
+
+    def rate(self, done: float) -> str:
+        return f"{(done - self.first) / max(time.monotonic() - self.started, 1e-9):,.0f} {self.noun}/s"
 
     def begin(self) -> None:
         """Start the clock, and draw an empty bar on a terminal."""
@@ -77,7 +85,7 @@ class Progress(SilentProgress):
 
     @property
     def columns(self) -> int:
-        """The width of this stream's own terminal: a line that wraps cannot be undone."""
+        """The width of this stream's terminal. A line that wraps could not be erased."""
         try:
             return os.get_terminal_size(self.stream.fileno()).columns or USUAL_COLUMNS
         except (OSError, ValueError):
@@ -89,7 +97,7 @@ class Progress(SilentProgress):
 
 
 def shortened(text: str, most: int) -> str:
-    """Keep as many figures, which stand two spaces apart, as fit whole."""
+    """Drop figures, which are separated by two spaces, from the end of the text until the rest fits."""
     while len(text) > most and "  " in text:
         text = text.rpartition("  ")[0]
     return text[:most]

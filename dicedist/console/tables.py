@@ -6,7 +6,7 @@ from dicedist.console.lines import printable
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their longest cell; columns of numbers are set flush right."""
+    """Format rows as a table. Columns are as wide as their longest cell; numbers are right-aligned."""
     cells = [[text(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 def uses_dali(config: DataConfig) -> bool:
-    """Return whether DALI decodes and augments images: yes if it can be imported, unless data.pipeline=torch."""
+    """Return whether DALI may decode and augment images: yes if it can be imported, unless data.pipeline=torch."""
     if config.pipeline == "torch":
         return False
     obstacle = _dali_obstacle()

@@ -75,17 +75,34 @@ def padding(size: int) -> int:
     return size // 8
 
 
-def crop_and_flip(images_BHWC: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
-    """Crop and flip with a single gather of pixels from images with a black border."""
-    batch, size = images_BHWC.shape[:2]
-    reach, device = padding(size), images_BHWC.device
-    side, pixels = size + 2 * reach, torch.arange(size, dtype=torch.int32, device=device)
-    padded = F.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
+def with_border(images_NHWC: Tensor) -> Tensor:
+    """Put a black border around images, as wide as a crop may reach beyond them."""
+    reach = padding(images_NHWC.shape[1])
+    return F.pad(images_NHWC, (0, 0, reach, reach, reach, reach))
+
+
+def places(size: int, rows_B: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
+    """Where the pixels of crops lie in images with borders: int32 [B, H + W], the starts of lines, then the columns.
+
+    rows: of the images.
+    """
+    reach, pixels = padding(size), torch.arange(size, dtype=torch.int32)
+    side = size + 2 * reach
     columns_BW = torch.where(flips_B[:, None], pixels.flip(0), pixels) + starts_B2[:, 1:] + reach
-    rows_BH = pixels + starts_B2[:, :1] + reach
-    rows_BH += side * torch.arange(batch, dtype=torch.int32, device=device)[:, None]
-    pixels_BHW = side * rows_BH[:, :, None] + columns_BW[:, None, :]
-    return padded.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(images_BHWC.shape)
+    lines_BH = side * (side * rows_B[:, None].int() + pixels + starts_B2[:, :1] + reach)
+    return torch.cat([lines_BH, columns_BW], 1)
+
+
+def crop_and_flip(bordered_NHWC: Tensor, places_BX: Tensor) -> Tensor:
+    """Crop and flip with a single gather of pixels."""
+    lines_BH, columns_BW = places_BX.chunk(2, 1)
+    pixels_BHW = lines_BH[:, :, None] + columns_BW[:, None, :]
+    return bordered_NHWC.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(*pixels_BHW.shape, 3)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy without waiting: a copy to a GPU is queued, and torch keeps the pinned memory until it is done."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def boxes(sizes_B2: Tensor, crops_B4: Tensor | None) -> Tensor:
@@ -125,7 +142,7 @@ class Finish:
         if drawn is None:
             draws = generator("cpu", self.seed, "augmentation", *where)
             noise = self.config.noise * torch.randn((batch, *views.shape[1:]), generator=draws)[rows]
-            return views.add_(noise.to(self.device, non_blocking=True))
+            return views.add_(to_device(noise, self.device))
         draws = generator(self.device, self.seed, "pixels", *where[:2])  # the same for all members
         noise_BCHW = torch.randn((batch, *views.shape[1:]), generator=draws, device=self.device)[rows]
         return torch.addcdiv(views, noise_BCHW, self.std_C11, value=self.config.noise)
@@ -155,7 +172,7 @@ def blank(views_BCHW: Tensor, boxes_B4: Tensor) -> None:
     x_W, y_H = torch.arange(width), torch.arange(height)
     across_BW, down_BH = (x_W >= left_B1) & (x_W < left_B1 + wide_B1), (y_H >= top_B1) & (y_H < top_B1 + high_B1)
     inside_B1HW = (down_BH[:, :, None] & across_BW[:, None, :])[:, None]
-    views_BCHW.masked_fill_(inside_B1HW.to(views_BCHW.device, non_blocking=True), 0)
+    views_BCHW.masked_fill_(to_device(inside_B1HW, views_BCHW.device), 0)
 
 
 def jitter(images_BCHW: Tensor, factors_B3: Tensor) -> Tensor:
@@ -172,13 +189,13 @@ def trivial(images_BCHW: Tensor, trivial_B3: Tensor) -> Tensor:
     for number, operate in enumerate(OPERATORS):
         rows = (number_B == number).nonzero().flatten()  # on the CPU, where it was drawn: the device does not wait
         if len(rows):
-            here = rows.to(images_BCHW.device, non_blocking=True)
+            here = to_device(rows, images_BCHW.device)
             result[here] = operate(images_BCHW[here], trivial_B3[rows, 1], sign_B[rows])
     return result
 
 
 def broadcast(values_B: Tensor, images_BCHW: Tensor) -> Tensor:
-    return values_B.to(images_BCHW.device, non_blocking=True)[:, None, None, None]
+    return to_device(values_B, images_BCHW.device)[:, None, None, None]
 
 
 def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
@@ -186,7 +203,7 @@ def blend(first: Tensor, second: Tensor, factor: Tensor) -> Tensor:
 
 
 def gray(images_BCHW: Tensor) -> Tensor:
-    weights_C11 = torch.tensor(GRAY, device=images_BCHW.device).view(3, 1, 1)
+    weights_C11 = to_device(torch.tensor(GRAY), images_BCHW.device).view(3, 1, 1)
     return (images_BCHW * weights_C11).sum(1, keepdim=True)
 
 
@@ -203,8 +220,7 @@ def saturation(images_BCHW: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images_BCHW: Tensor, factor: Tensor) -> Tensor:
-    kernel = torch.ones(3, 3, device=images_BCHW.device)
-    kernel[1, 1] = 5
+    kernel = to_device(torch.tensor([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]]), images_BCHW.device)
     blurred = images_BCHW.clone()
     blurred[:, :, 1:-1, 1:-1] = F.conv2d(images_BCHW, (kernel / kernel.sum()).expand(3, 1, 3, 3), groups=3)
     return blend(images_BCHW, blurred, factor)
@@ -232,7 +248,7 @@ def warp(images_BCHW: Tensor, **given_B: Tensor) -> Tensor:
     of = {"a": one_B, "d": one_B, **dict.fromkeys("bcxy", 0 * one_B), **given_B}
     first_B3 = torch.stack([of["a"], of["b"] * height / width, 2 * of["x"] / width], 1)
     second_B3 = torch.stack([of["c"] * width / height, of["d"], 2 * of["y"] / height], 1)
-    matrix_B23 = torch.stack([first_B3, second_B3], 1).to(images_BCHW.device, non_blocking=True)
+    matrix_B23 = to_device(torch.stack([first_B3, second_B3], 1), images_BCHW.device)
     grid = F.affine_grid(matrix_B23, list(images_BCHW.shape), align_corners=False)
     return F.grid_sample(images_BCHW, grid, "nearest", "zeros", align_corners=False)
 

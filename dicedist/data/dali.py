@@ -28,6 +28,8 @@ PREFETCH = 2  # batches made ahead of the one in use
 
 
 class DaliPipeline:
+    described, holds_images = "DALI prepares the images", False
+
     def __init__(self, config: DataConfig, source: Source, batch_size: int, device: torch.device):
         self.config, self.source, self.device = config, source, device
         self.raw: Iterator[Any] = iter(())

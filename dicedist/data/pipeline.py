@@ -14,6 +14,7 @@ import itertools
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -22,12 +23,23 @@ from torch import Tensor
 from dicedist.algorithm.batch import Batch, paired, share
 from dicedist.config.schema import DataConfig
 from dicedist.data import uses_dali
-from dicedist.data.augmentation import Drawn, Finish, boxes, crop_and_flip, draw
+from dicedist.data.augmentation import (
+    Drawn,
+    Finish,
+    boxes,
+    crop_and_flip,
+    draw,
+    padding,
+    places,
+    to_device,
+    with_border,
+)
 from dicedist.data.encoded import Encoded
 from dicedist.data.images import resized
 from dicedist.data.order import balanced_order, checksum, epoch_order, num_batches
 from dicedist.data.sources import Source, Split
 
+RESIDENT = 2**30  # bytes of images, with their borders, that may stay on a GPU
 CACHED = 2**18  # pixels' colors that are normalized at a time: as floats they stay in a core's cache
 Item = TypeVar("Item")
 
@@ -43,7 +55,7 @@ class Planned(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    inputs_B: Tensor  # images [B, H, W, C] or vectors [B, V]
+    inputs_B: Tensor  # images [B, H, W, C] or vectors [B, V]; rows [B] of images that the pipeline holds
     drawn: Drawn | None
 
 
@@ -63,6 +75,9 @@ class RawEncoded(NamedTuple):
 
 
 class Pipeline(Protocol):
+    described: str  # what prepares the inputs, for the user
+    holds_images: bool  # all of them, on the GPU
+
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         """Yield one view for each RawBatch or RawEncoded."""
 
@@ -89,7 +104,7 @@ class Loader:
         self.encoded = split.inputs_R if isinstance(split.inputs_R, Encoded) else None
         own: list[tuple[int, ...]] = [(member,) for member in members]
         self.viewers = own if config.per_member else [()] * bool(members)  # (): one view for all members
-        self.pipeline = pipeline_for(config, source, batch_size, device) if members else None
+        self.pipeline = pipeline_for(config, replace(source, train=split), batch_size, device) if members else None
         self.finish = Finish(config, source, seed, device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -134,7 +149,8 @@ class Loader:
                 turns = (epoch + sum(viewer) for viewer in self.viewers)
                 yield from (RawBatch(self.split.take_outputs(everyone[rows], turn), None) for turn in turns)
             elif self.encoded is None:
-                inputs_B = self.split.take(everyone[rows])
+                holds_images = self.pipeline is not None and self.pipeline.holds_images
+                inputs_B = (self.split.rows_of if holds_images else self.split.take)(everyone[rows])
                 yield from (RawBatch(inputs_B, one) for one in drawn)
             else:
                 rows_B = self.split.rows_of(everyone[rows])
@@ -146,19 +162,32 @@ class Loader:
 
 
 def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: torch.device) -> Pipeline:
+    """`auto` is what is measured to be faster (bench data, bench files): DALI to decode, torch for images in memory.
+
+    Images that are too many for the memory of a GPU are DALI's too, which prepares them ahead of the step.
+    """
     if source.trunk is not None:
         return Unchanged(device)
-    if source.kind == "images" and device.type in ("cpu", "cuda") and uses_dali(config):
+    encoded = isinstance(source.train.inputs_R, Encoded)
+    decided = config.pipeline != "auto" or encoded or device.type == "cuda" and not fits(source)
+    if source.kind == "images" and device.type in ("cpu", "cuda") and decided and uses_dali(config):
         from dicedist.data.dali import DaliBoxes, DaliDecoder, DaliPipeline
 
         decoder = DaliBoxes if device.type == "cpu" else DaliDecoder
-        encoded = isinstance(source.train.inputs_R, Encoded)
         return (decoder if encoded else DaliPipeline)(config, source, batch_size, device)
     return TorchPipeline(config, source, device)
 
 
+def fits(source: Source) -> bool:
+    """Tell if all images may stay on a GPU: they are in memory, and few enough with their borders."""
+    images, side = source.train.inputs_R, source.size + 2 * padding(source.size)
+    return source.kind == "images" and isinstance(images, Tensor) and 3 * len(images) * side**2 <= RESIDENT
+
+
 class Unchanged:
     """Outputs of a frozen trunk, which has read normalized images."""
+
+    described, holds_images = "the frozen trunk has read the images", False
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -170,13 +199,20 @@ class Unchanged:
 class TorchPipeline:
     """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy.
 
-    Files are always read and decoded ahead of the step: at least one thread does nothing else.
+    Files are always read and decoded ahead of the step: at least one thread does nothing else. Images that fit stay on
+    a GPU as they are, with borders: a batch is then a copy of places, and four kernels.
     """
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
         self.size, self.device, self.normalize = config.size, device, Normalize(source, device)
         spare = device.type == "cpu" and config.num_threads > 1 and source.kind == "images"
         self.num_threads = config.num_threads if spare or isinstance(source.train.inputs_R, Encoded) else 0
+        self.holds_images, self.held_RHWC = device.type == "cuda" and fits(source), torch.empty(0)
+        self.described = f"torch prepares the {source.kind}"
+        if self.holds_images:
+            assert isinstance(source.train.inputs_R, Tensor)
+            self.held_RHWC = with_border(to_device(source.train.inputs_R, device))
+            self.described += f", which stay on the GPU ({self.held_RHWC.nbytes / 1e6:,.0f} MB)"
 
     def stream(self, raw: Iterable[RawBatch | RawEncoded]) -> Generator[Tensor, None, None]:
         if not self.num_threads:
@@ -190,10 +226,13 @@ class TorchPipeline:
         if isinstance(raw, RawEncoded):
             decoded = map(raw.images.decoded, raw.rows_B.tolist(), raw.boxes_B4.tolist())
             return self.view_of_boxes(map(torch.from_numpy, decoded), raw.drawn)
-        inputs_B, drawn = to_device(raw.inputs_B, self.device), raw.drawn
-        if drawn is not None:
-            inputs_B = crop_and_flip(inputs_B, *(to_device(of, self.device) for of in (drawn.starts_B2, drawn.flips_B)))
-        return self.normalize(inputs_B)
+        inputs_B, drawn = raw
+        if drawn is None:
+            return self.normalize(to_device(inputs_B, self.device))
+        rows_B = inputs_B if self.holds_images else torch.arange(len(inputs_B))
+        bordered = self.held_RHWC if self.holds_images else with_border(to_device(inputs_B, self.device))
+        taken = to_device(places(self.size, rows_B, drawn.starts_B2, drawn.flips_B), self.device)
+        return self.normalize(crop_and_flip(bordered, taken))
 
     def view_of_boxes(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
         """Fit decoded boxes [h, w, 3] one after another: an image fits into the cache, a batch does not."""
@@ -248,8 +287,3 @@ def evaluation_batches(
             yield to_device(split.outputs_N[indices_B, 0], device), labels_B
         else:
             yield normalize(to_device(split.take(indices_B), device)), labels_B
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy without waiting: a copy to a GPU is queued, and torch keeps the pinned memory until it is done."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

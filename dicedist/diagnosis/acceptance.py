@@ -2,12 +2,13 @@
 
     ./launch/gpu-check                     on the GPUs of this machine
     ./launch/gpu-check --device cpu        the same script on tiny sizes, to know that it works
-    ./launch/gpu-check --out FOLDER        where results.json and page.html go (gpu-check)
+    ./launch/gpu-check --out FOLDER        the folder of results.json and page.html (gpu-check)
 
 Comparisons draw the same random numbers on both devices and switch TF32 off, so that only rounding differs.
 """
 
 import json
+import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,67 +22,46 @@ from dicedist.cluster.devices import MIB
 from dicedist.cluster.process import command
 from dicedist.config.options import Parser
 from dicedist.console.lines import duration, say
-from dicedist.diagnosis.comparisons import MEMBERS, comparisons, judge
-from dicedist.diagnosis.faults import faults, training_records
-from dicedist.diagnosis.finding import FAILED, OK, Finding, findings, refuse_failures, stopwatch
-from dicedist.diagnosis.trials import Check, Machine
+from dicedist.console.tables import table
+from dicedist.diagnosis.comparisons import MEMBERS, comparisons, prepare
+from dicedist.diagnosis.faults import faults
+from dicedist.diagnosis.finding import FAILED, OK, SKIPPED, SLOW, Finding, findings, refuse_failures, stopwatch
+from dicedist.diagnosis.speed import speeds
+from dicedist.diagnosis.trial import Case
+from dicedist.diagnosis.trials import Check, Machine, Start
+from dicedist.diagnosis.whole import whole_runs
 from dicedist.reporting.markup import Head, Section, Table
 from dicedist.reporting.page import document
 from dicedist.runs.files import replace_text
-from dicedist.runs.run import Run
 
 APART = 0.1  # the start table leaves out running statistics and scalars
-
-
-def moved(machine: Machine) -> Finding:
-    """A run that goes from the CPU to the GPU and back ends as it would have on the CPU alone."""
-    keys = [*machine.keys, "method=ind", "ensemble.size=2", "data.train_limit=64", "batch_size=16", "epochs=3"]
-    keys += ["log.every_steps=1", "checkpoint.every_steps=4", f"run.dir={machine.folder}"]
-    for name, starts in (("alone", [(12, True)]), ("moved", [(4, True), (8, False), (12, True)])):
-        for steps, on_cpu in starts:
-            words = ["dicedist.train", *keys, f"run.name={name}", f"max_steps={steps}"]
-            machine.start(words, on_cpu=on_cpu)
-    one, other = (training_records(Run(machine.folder / name)) for name in ("moved", "alone"))
-    return judge(one, other)
+VERDICTS = {FAILED: "broken", SLOW: "slower than expected", OK: "works", SKIPPED: "not tried"}  # in this order
 
 
 def memory(machine: Machine) -> Finding:
-    """What a rank's parts hold after a step is what the start table says; on a GPU also the most that was allocated."""
+    """The parts of a rank hold what the start table says after a step; on a GPU also the most that was allocated."""
+    case = Case(("method=dice", f"ensemble.size={MEMBERS}"), "float32")
     found = [
         (f"{ranks} ranks, rank {rank}", one)
         for ranks in (1, MEMBERS + 1)
         if ranks <= machine.most_ranks
-        for rank, one in enumerate(machine.trial(ranks, ("method=dice", f"ensemble.size={MEMBERS}")).bytes)
+        for rank, one in enumerate(machine.trial(Start(ranks, case)).bytes)
     ]
     wrong = [name for name, one in found if abs(one["held"] - one["said"]) > APART * one["said"]]
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{what} {b / MIB:,.2f} MiB" for what, b in one.items()) for name, one in found
+    what = "; ".join(
+        f"{name}: " + ", ".join(f"{kind} {b / MIB:,.2f} MiB" for kind, b in one.items()) for name, one in found
     )
     remedy = f"more than {APART:.0%} apart: {', '.join(wrong)}" if wrong else ""
-    return Finding(FAILED if wrong else OK, told, remedy)
+    return Finding(FAILED if wrong else OK, what, remedy)
 
 
-def measured(words: Sequence[str], ranks: int, machine: Machine) -> Finding:
-    """A benchmark, which is told and not judged."""
-    return Finding(OK, machine.start(["dicedist.bench", *words, *machine.keys], ranks).rstrip())
-
-
-def checks() -> dict[str, Check]:
-    size = f"ensemble.size={MEMBERS}"
-    steps = [("dice", ranks) for ranks in (1, 2, MEMBERS, MEMBERS + 1)] + [("ind", ranks) for ranks in (1, 2, MEMBERS)]
+def checks(machine: Machine) -> dict[str, Check]:
     return {
-        **comparisons(),
+        **comparisons(machine.most_ranks),
         "memory against the start table": memory,
-        "a run from CPU to GPU and back": moved,
+        **whole_runs(),
         **faults(),
-        **{
-            f"the time of a step of {method} on {ranks} ranks": partial(
-                measured, ("step", f"method={method}", size), ranks
-            )
-            for method, ranks in steps
-        },
-        "w in bf16, on one rank": partial(measured, ("step", "method=dice", size, "precision=bf16"), 1),
-        "members of one device: in turn, grouped, on streams": partial(measured, ("batched", size), 1),
+        **speeds(),
     }
 
 
@@ -97,29 +77,54 @@ def run(arguments: Sequence[str]) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no GPU here: --device cpu tries the script itself")
     out.mkdir(parents=True, exist_ok=True)
-    found = {}
     with tempfile.TemporaryDirectory() as folder, stopwatch() as seconds:
-        machine = Machine(device, Path(folder))
-        for name, one in findings({name: partial(check, machine) for name, check in checks().items()}):
-            gap = "\n" if "\n" in one.what else " "  # a table keeps its columns
-            say(f"{one.state:>8}  {name}:{gap}{one.what} {one.remedy}".rstrip())
-            found[name] = one
-        taken = seconds()
-    about = {"device": device, "gpus": names_of_gpus(), "torch": torch.__version__, "seconds": round(taken)}
-    written = [{"name": name, **asdict(one)} for name, one in found.items()]
+        found = examine(Machine(device, Path(folder)))
+        about = described(device) | {"seconds": round(seconds())}
+    written = [{"name": name, "verdict": VERDICTS[one.state], **asdict(one)} for name, one in found.items()]
     replace_text(out / "results.json", json.dumps({**about, "findings": written}, indent=1))
     replace_text(out / "page.html", page(about, found))
-    say(f"done in {duration(taken)}: {out / 'page.html'}, {out / 'results.json'}")
+    say("\n" + summary(found))
+    say(f"done in {duration(about['seconds'])}: {out / 'page.html'}; please send back {out / 'results.json'}")
     refuse_failures(found)
 
 
-def names_of_gpus() -> list[str]:
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+def examine(machine: Machine) -> dict[str, Finding]:
+    """Run every check, and print its outcome."""
+    planned, found = checks(machine), dict[str, Finding]()
+    say(f"{len(planned)} checks; the trainings of the first ones run together")
+    prepare(machine, planned.values())
+    for name, one in findings({name: partial(check, machine) for name, check in planned.items()}):
+        gap = "\n" if "\n" in one.what else " "  # a table keeps its columns
+        say(f"{one.state:>8}  {name}:{gap}{one.what} {one.remedy}".rstrip())
+        found[name] = one
+    return found
+
+
+def summary(found: Mapping[str, Finding]) -> str:
+    """One row per check: broken ones first, then slow ones."""
+    order = list(VERDICTS)
+    rows = sorted(found.items(), key=lambda item: order.index(item[1].state))
+    return table(["outcome", "check"], [[VERDICTS[one.state], name] for name, one in rows])
+
+
+def described(device: str) -> dict[str, Any]:
+    """The machine, for those who read the results elsewhere; nothing that names it or its user."""
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    return {
+        "device": device,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(count)],
+        "capability": [torch.cuda.get_device_capability(index) for index in range(count)],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if count else None,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
 
 
 def page(about: Mapping[str, Any], found: Mapping[str, Finding]) -> str:
-    heads = [Head("check"), Head("state", kind="text"), Head("what was found", kind="text wrap pre")]
-    rows = [[name, one.state, f"{one.what}\n{one.remedy}".rstrip()] for name, one in found.items()]
+    heads = [Head("check"), Head("outcome", kind="text"), Head("what was found", kind="text wrap pre")]
+    rows = [[name, VERDICTS[one.state], f"{one.what}\n{one.remedy}".rstrip()] for name, one in found.items()]
     lead = "Each line compares short trainings, or measures one. The CPU is the reference; TF32 is off."
     values = {"lead": lead, "table": Table("One row per check", heads, rows)}
     title = "Acceptance on " + (", ".join(about["gpus"]) or "CPUs, to try the script")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "FAILED", "skipped"
+SLOW = "slow"  # it works, and takes longer than expected
 Check = Callable[[], "Finding"]
 
 

@@ -1,32 +1,47 @@
 """Starts the trainings of the acceptance in processes of their own, on the device that is accepted or on the CPU."""
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dicedist.diagnosis.finding import Finding, Lacking
+from dicedist.diagnosis.trial import Case
 
 LIMIT = 900  # seconds for one training
-COMMON = ("tracking=none", "schedules.scale=false", "schedules.ramp_up=1", "schedules.covariance=[0,2]")
-ON_A_GPU = ("data=shapes", "network=resnet32", "batch_size=128")
-TINY = ("data=shapes", "network=resnet8", "data.train_limit=256", "batch_size=16")
+COMMON = (
+    "tracking=none", "log.every_steps=1", "schedules.scale=false", "schedules.ramp_up=1", "schedules.covariance=[0,2]",
+    "data=shapes", "data.pipeline=torch",
+)  # fmt: skip
+SMALL = ("network=resnet20", "data.train_limit=640", "batch_size=32")  # on a GPU: the CPU is compared with it
+TINY = ("network=resnet8", "data.train_limit=256", "batch_size=16")  # on a CPU
+TIMED = ("tracking=none", "data=shapes", "network=resnet32", "batch_size=128")
 
 Values = dict[str, float]
+Place = tuple[int, bool, tuple[str, ...]]  # ranks, on the CPU, variables
 
 
 class Trial(NamedTuple):
     values: list[Values]  # of all ranks, for each step
+    disturbed: list[Values]  # of the twin; the same where there is none
     bytes: list[dict[str, int]]  # by rank, what its parts were said to need and what they took
+
+
+class Start(NamedTuple):
+    """A case, and the processes that run it."""
+
+    ranks: int
+    case: Case
+    on_cpu: bool = False
+    variables: tuple[str, ...] = ()  # of the environment, NAME=VALUE
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class Machine:
 
     device: str
     folder: Path
+    known: dict[tuple[Place, Case], Trial] = field(default_factory=dict, compare=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -47,34 +63,58 @@ class Machine:
 
     @property
     def steps(self) -> int:
-        return 20 if self.on_gpu else 4
+        return 10 if self.on_gpu else 4
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (*COMMON, *(ON_A_GPU if self.on_gpu else TINY))
+        """Of trainings that are compared."""
+        return (*COMMON, *(SMALL if self.on_gpu else TINY))
 
-    @functools.cache  # noqa: B019  (a machine lives as long as the process)
-    def trial(self, ranks: int, keys: tuple[str, ...], on_cpu: bool = False) -> Trial:
-        """TF32 is off."""
+    @property
+    def timed_keys(self) -> tuple[str, ...]:
+        """Of trainings that are timed."""
+        return TIMED if self.on_gpu else self.keys
+
+    def trial(self, start: Start) -> Trial:
+        """Run a case, or return the outcome of an earlier run."""
+        place = self.place_of(start)
+        if (place, start.case) not in self.known:
+            self.run(place, [start.case])
+        return self.known[place, start.case]
+
+    def prepare(self, starts: Iterable[Start]) -> None:
+        """Run cases together that need the same processes. If one fails, each of them runs alone when it is asked for,
+        and reports its own failure."""
+        together = dict[Place, list[Case]]()
+        for start in starts:
+            together.setdefault(self.place_of(start), []).append(start.case)
+        for place, cases in together.items():
+            with contextlib.suppress(Lacking, RuntimeError, subprocess.TimeoutExpired):
+                self.run(place, list(dict.fromkeys(cases)))
+
+    def place_of(self, start: Start) -> Place:
+        return start.ranks, start.on_cpu or not self.on_gpu, start.variables
+
+    def run(self, place: Place, cases: Sequence[Case]) -> None:
+        ranks, on_cpu, variables = place
+        full = [asdict(case) | {"keys": [*self.keys, *case.keys]} for case in cases]
         file = Path(tempfile.mkstemp(dir=self.folder, suffix=".json")[1])
-        self.start(["dicedist.diagnosis.trial", str(file), str(self.steps), *self.keys, *keys], ranks, on_cpu)
-        by_rank = json.loads(file.read_text())
-        values = [
-            {n: value for rank in by_rank for n, value in rank["values"][nth].items()} for nth in range(self.steps)
-        ]
-        return Trial(values, [rank["bytes"] for rank in by_rank])
+        words = ["dicedist.diagnosis.trial", str(file), str(self.steps), json.dumps(full)]
+        self.start(words, ranks, on_cpu, variables)
+        for case, by_rank in zip(cases, json.loads(file.read_text()), strict=True):
+            self.known[place, case] = joined(by_rank)
 
-    def start(self, words: Sequence[str], ranks: int = 1, on_cpu: bool = False) -> str:
+    def start(self, words: Sequence[str], ranks: int = 1, on_cpu: bool = False, variables: Sequence[str] = ()) -> str:
         """Run a module, under the launcher if it has several ranks; return what it printed."""
         launcher = ["dicedist.launch", f"--nproc_per_node={ranks}", "--max-restarts=0", "-m"] if ranks > 1 else []
         command = [sys.executable, "-m", *launcher, *words]
-        environment = self.environment(ranks, on_cpu)
+        environment = self.environment(ranks, on_cpu) | dict(one.split("=") for one in variables)
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT, env=environment, cwd=self.folder, check=False
         )
         if ended.returncode != 0:
             said = " ".join((ended.stderr or ended.stdout).split())[-400:]
-            raise RuntimeError(f"{' '.join(words)} ended with code {ended.returncode}: {said}")
+            raise RuntimeError(f"{' '.join(words)[:200]} ended with code {ended.returncode}: {said}")
         return ended.stdout
 
     @contextlib.contextmanager
@@ -91,11 +131,21 @@ class Machine:
                     begun.wait(LIMIT)
 
     def environment(self, ranks: int, on_cpu: bool = False) -> dict[str, str]:
-        """The variables of a training; a machine with too few GPUs lacks it."""
+        """The variables of a training; a machine with too few GPUs lacks it. TF32 is off."""
         if ranks > self.most_ranks:
             raise Lacking(f"needs {ranks} GPUs")
         hidden = {} if self.on_gpu and not on_cpu else {"CUDA_VISIBLE_DEVICES": ""}
         return {**os.environ, "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0", **hidden}
+
+
+def joined(by_rank: Sequence[Mapping[str, Any]]) -> Trial:
+    """Put the values of all ranks together, step by step."""
+
+    def by_step(kind: str) -> list[Values]:
+        ranks = zip(*(rank[kind] for rank in by_rank), strict=True)
+        return [{name: value for own in step for name, value in own.items()} for step in ranks]
+
+    return Trial(by_step("values"), by_step("disturbed"), [rank["bytes"] for rank in by_rank])
 
 
 Check = Callable[[Machine], Finding]

@@ -21,7 +21,8 @@ from dicedist.evaluation.about import About, misfits
 from dicedist.metrics import abstention, conformal, ood_scores
 from dicedist.runs.results import Results
 
-LOGITS, LABELS, SEEN, BANK = "calibration.logits", "calibration.labels", "calibration.seen.", "bank"  # in logits_file
+# In logits_file:
+LOGITS, LABELS, FEATURE_SCORES, BANK = "calibration.logits", "calibration.labels", "calibration.seen.", "bank"
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def fit(
     labels_N: Tensor,
     average: str,
     config: CalibrationConfig,
-    seen: Mapping[str, Tensor],
+    feature_scores: Mapping[str, Tensor],
     strict: bool = False,
 ) -> Calibration:
-    """seen: of features, for the OOD score; there is no threshold without what it needs.
+    """feature_scores: for the OOD score, which has no threshold without the ones that it needs.
 
     strict: too few inputs for alpha are an error; else, as at the end of a training, there are no sets of labels."""
     averaged_NK = metrics.ensemble_logits(logits_MNK, average)
@@ -93,7 +94,7 @@ def fit(
     threshold = lowest_answered(confidence_N, right_N, config)
     answered_N = conformal.reaches(confidence_N, threshold)
     counts_K = labels_N.bincount(minlength=p_NK.shape[1])
-    scores_N = ood_scores_of(config.ood_score, logits_MNK, average, seen)
+    scores_N = ood_scores_of(config.ood_score, logits_MNK, average, feature_scores)
     return Calibration(
         **{**asdict(config), "risk": config.risk if config.coverage is None else None},
         num_inputs=len(labels_N),
@@ -125,24 +126,30 @@ def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationCo
     return threshold
 
 
-def ood_scores_of(name: str | None, logits_MNK: Tensor, average: str, seen: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the OOD scores [N]; None where what they need was not seen."""
-    if name is None or ood_scores.available(name, seen) != name:
+def ood_scores_of(
+    name: str | None, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Return the OOD scores [N]; None where a feature score that they need is missing."""
+    if name is None or ood_scores.available(name, feature_scores) != name:
         return None
-    return ood_scores.score(name, logits_MNK, average, seen)
+    return ood_scores.score(name, logits_MNK, average, feature_scores)
 
 
-def kept(logits_MNK: Tensor, labels_N: Tensor, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def kept(logits_MNK: Tensor, labels_N: Tensor, feature_scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs of a calibration, for logits.safetensors, so that other members or targets can be calibrated later."""
-    of_features = {f"{SEEN}{name}": seen[name].clone() for name in ood_scores.SEEN if name in seen}
+    of_features = {
+        f"{FEATURE_SCORES}{name}": feature_scores[name].clone()
+        for name in ood_scores.OF_FEATURES
+        if name in feature_scores
+    }
     return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), **of_features}  # perhaps the test set's own
 
 
 def tested(
-    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, seen: Mapping[str, Tensor]
+    calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, feature_scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Measure the choices on the test set, every measure at the calibrated temperature."""
-    scores_N = ood_scores_of(calibration.ood_score, logits_MNK, average, seen)
+    scores_N = ood_scores_of(calibration.ood_score, logits_MNK, average, feature_scores)
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
     p_NK = averaged_NK.softmax(1)
     confidence_N, predictions_N = p_NK.max(1)
@@ -213,17 +220,18 @@ def of_results(
         saved = results.tensors(results.logits_file, result)
         logits_MNK, labels_N = saved[LOGITS][rows], saved[LABELS]
         if labels_N.shape != logits_MNK.shape[1:2] or not 0 <= labels_N.min() <= labels_N.max() < logits_MNK.shape[2]:
-            raise ValueError(f"{results.logits_file} is damaged")
+            return None  # damaged
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
     aims, is_whole = aimed(targets_of(result["calibration"]), asked), members == evaluated
-    seen = {name: saved[SEEN + name] for name in ood_scores.SEEN if SEEN + name in saved} if is_whole else {}
-    if asked.get("ood_score") and ood_scores.available(aims.ood_score, seen) != aims.ood_score:
+    known = [name for name in ood_scores.OF_FEATURES if FEATURE_SCORES + name in saved and is_whole]
+    feature_scores = {name: saved[FEATURE_SCORES + name] for name in known}
+    if asked.get("ood_score") and ood_scores.available(aims.ood_score, feature_scores) != aims.ood_score:
         raise ValueError(
             f"calibration.ood_score={aims.ood_score}: {results} does not hold this score for members {members}; "
             f"`dicedist evaluate` with calibration.ood_score={aims.ood_score} measures it, where members have it"
         )
-    found = fit(logits_MNK, labels_N, average, aims, seen, strict=asked.get("alpha") is not None)
+    found = fit(logits_MNK, labels_N, average, aims, feature_scores, strict=asked.get("alpha") is not None)
     if whole.ood_score is None and not asked.get("ood_score"):  # of an earlier version: the threshold follows no target
         return replace(found, ood_score=None, ood_threshold=whole.ood_threshold if is_whole else None)
     return found

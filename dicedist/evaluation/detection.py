@@ -4,7 +4,7 @@ Legend: M members, B inputs of a batch, N inputs, D features, K classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -21,48 +21,63 @@ from dicedist.metrics.ood_scores import DICE_X_W, FROM_LOGITS, INDEPENDENCE, KNN
 
 HISTOGRAM = 20
 EVERY_SET = "all"  # the group of a run that names no others
+OwnScore = Callable[[Tensor, Tensor], Tensor]  # of logits [M, B, K] and features [M, B, D]: [B], high for known inputs
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """All scores of an ensemble. The scores of features come from `look`, which sees one batch after another."""
+    """All scores of an ensemble: `feature_scores` reads one batch after another, a call adds the scores of logits."""
 
     average: str
     independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
     bank_RMD: Tensor | None = None  # of training features
     reference: Reference | None = None  # the classes of training features
+    own: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, by name
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
-    def look(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
-        seen = {}
+    def feature_scores(self, logits_MBK: Tensor, means_MBD: Tensor) -> Scores:
+        scores = {}
         if self.bank_RMD is not None:
-            seen[KNN] = knn(self.bank_RMD, means_MBD).double()
+            scores[KNN] = knn(self.bank_RMD, means_MBD).double()
         if self.reference is not None:
-            seen["mahalanobis"] = self.reference.mahalanobis(means_MBD)
+            scores["mahalanobis"] = self.reference.mahalanobis(means_MBD)
         if self.independence is not None:
             labels_B = metrics.ensemble_logits(logits_MBK, self.average).argmax(1)
-            seen[INDEPENDENCE] = self.independence(means_MBD, labels_B)
-        return seen
+            scores[INDEPENDENCE] = self.independence(means_MBD, labels_B)
+        for name, own in self.own.items():
+            scores[name] = checked(name, own(logits_MBK, means_MBD), means_MBD.shape[1])
+        return scores
 
     def fitted(self, test: Collected, temperature: float) -> "Scorer":
         """Temperatures of scores follow the paper's protocol on test, as its tables do."""
-        if INDEPENDENCE not in test.seen:
+        if INDEPENDENCE not in test.feature_scores:
             return replace(self, temperature=temperature)
-        scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.seen[INDEPENDENCE][:, None]
+        scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.feature_scores[INDEPENDENCE][:, None]
         own = metrics.split_half(scaled_NK, test.labels_N, {})["temperature"] or 1.0
         return replace(self, temperature=temperature, scaled_temperature=own)
 
     def __call__(self, collected: Collected) -> Scores:
-        logits_MNK, seen = collected.logits_MNK, collected.seen
+        logits_MNK, of_features = collected.logits_MNK, collected.feature_scores
         logits_NK = metrics.ensemble_logits(logits_MNK, self.average)
-        names = [*FROM_LOGITS, *([DICE_X_W] if INDEPENDENCE in seen else [])]
-        scores = {**seen, **{name: ood_scores.score(name, logits_MNK, self.average, seen) for name in names}}
+        names = [*FROM_LOGITS, *([DICE_X_W] if INDEPENDENCE in of_features else [])]
+        scores = {
+            **of_features,
+            **{name: ood_scores.score(name, logits_MNK, self.average, of_features) for name in names},
+        }
         scores["max_softmax_tempered"] = metrics.confidence(logits_NK / self.temperature)
-        if INDEPENDENCE in seen:
-            scaled_NK = logits_NK * seen[INDEPENDENCE][:, None]
+        if INDEPENDENCE in of_features:
+            scaled_NK = logits_NK * of_features[INDEPENDENCE][:, None]
             scores["dice_x_w_tempered"] = metrics.confidence(scaled_NK / self.scaled_temperature)
-        return {name: scores[name] for name in OOD_SCORES if name in scores}
+        return {name: scores[name] for name in (*OOD_SCORES, *self.own) if name in scores}
+
+
+def checked(name: str, scores_B: Tensor, count: int) -> Tensor:
+    """Refuse a score of the user's own that is no finite number for each input."""
+    if not isinstance(scores_B, Tensor) or scores_B.shape != (count,) or not scores_B.isfinite().all():
+        found = list(scores_B.shape) if isinstance(scores_B, Tensor) else type(scores_B).__name__
+        raise ValueError(f"ood_scores {name!r} returned {found}: return a tensor [{count}] of finite numbers")
+    return scores_B.detach().cpu().double()
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -80,11 +95,11 @@ def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, S
             for score in inside
         }
     by_group = {}
-    for group, members in groups.items():
-        if found := [name for name in members if name in outside]:
+    for group, set_names in groups.items():
+        if found := [name for name in set_names if name in outside]:
             by_group[group] = {
                 "sets": found,
-                "missing": [name for name in members if name not in outside],
+                "missing": [name for name in set_names if name not in outside],
                 "scores": {score: averaged(score, found, by_set, resamples) for score in inside},
             }
     return {"ood": by_set, "ood_groups": by_group}

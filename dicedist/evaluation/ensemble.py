@@ -1,11 +1,14 @@
 """A trained ensemble: images or vectors in, predictions out. From a run, an exported file, or own networks.
 
-It holds only what inference needs: the members without bottleneck, the discriminator w without its memory, the fused
+It holds only what inference needs: the members without bottleneck, w without its memory, the fused
 classifier, and a bank of training features for the OOD score. A shard is the ensemble of a rank that evaluates: some of
 the members, with their bottlenecks.
 
 Legend: M members, N inputs, H rows, W columns, C colors, D features, K classes, P pairs of members,
 R training inputs in the bank, V values of a vector.
+
+A member has a number in its run. Its place is its index in `about.members`. nth is its index among the modules of a
+shard. Its slot is its index in `about.compared`, the members that w reads. w is the discriminator of the paper.
 """
 
 import copy
@@ -101,7 +104,7 @@ class Ensemble(nn.Module):
         trusted: bool = False,
         model: Callable[[], nn.Module] | None = None,
     ) -> "Ensemble":
-        """The ensemble of a run (its last checkpoint), or of a file that `dicedist export` wrote as safetensors or pt2.
+        """Load the last checkpoint of a run, or a file that `dicedist export` wrote as safetensors or pt2.
 
         members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
         "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
@@ -138,10 +141,10 @@ class Ensemble(nn.Module):
         average: str = "probabilities",
         temperature: float = 1.0,
     ) -> "Ensemble":
-        """An ensemble of networks that were trained elsewhere, of which it keeps copies.
+        """Build an ensemble of copies of networks that were trained elsewhere.
 
-        Each maps images [N, 3, size, size], scaled to 0..1 and then normalised by mean and std, to logits [N, K].
-        class_names may be the number of classes. Without a discriminator, the OOD score is the largest probability.
+        Each maps images [N, 3, size, size], scaled to 0..1 and then normalized by mean and std, to logits [N, K].
+        class_names may be the number of classes. Without w, the OOD score is the largest probability.
         """
         members = list(members)
         for number, member in enumerate(members):
@@ -168,7 +171,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"temperature={about.temperature}: write a number above 0")
         for name, values in (("mean", about.mean), ("std", about.std)):
             if len(values) != 3 or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
-                raise ValueError(f"{name}={tuple(values)}: give one number for each of 3 colours, a std above 0")
+                raise ValueError(f"{name}={tuple(values)}: give one number for each of 3 colors, a std above 0")
         black = torch.zeros(2, 3, about.size, about.size, device=next(self.encoders.parameters()).device)
         for number, member in enumerate(self.encoders):
             try:
@@ -199,6 +202,7 @@ class Ensemble(nn.Module):
         val: Any = None,
         train: Any = None,
         ood: Mapping[str, Any] | None = None,
+        ood_scores: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None,
         folds: int = 1,
         output: str | Path | None = None,
     ) -> "Evaluation":
@@ -206,11 +210,13 @@ class Ensemble(nn.Module):
 
         test, val, train: as in `calibrate`; val calibrates for this evaluation if the ensemble is not calibrated, and
         train gives the features that nearest neighbors compare with. ood: name -> inputs, a folder or an .npz.
+        ood_scores: name -> a function of logits [members, inputs, classes] and features [members, inputs, width] (the
+        logits again for networks from elsewhere), which returns a number for each input, high for known ones.
         output: the folder of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
         """
         from dicedist.evaluation.standalone import evaluate
 
-        return evaluate(self, test, val, train, ood or {}, folds, output)
+        return evaluate(self, test, val, train, ood or {}, ood_scores or {}, folds, output)
 
     def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
         """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.
@@ -285,12 +291,12 @@ class Ensemble(nn.Module):
             return Prediction.of(self.about, answered, given.paths, given.left_out)
 
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
-        """For each member, the features [N, D] that its classifier reads; images as in `predict`."""
+        """Return for each member the features [N, D] that its classifier reads; images as in `predict`."""
         if any(isinstance(classifier, nn.Identity) for classifier in self.classifiers):
             raise ValueError("networks of one's own give logits only: their features are known to themselves")
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)
-            read = [self.encode(self.normalise(batch.to(self.device)))[0] for batch in given]
+            read = [self.encode(self.normalize(batch.to(self.device)))[0] for batch in given]
         return [torch.cat([mean_ND.cpu() for mean_ND in of_member]) for of_member in zip(*read, strict=True)]
 
     @property
@@ -301,7 +307,7 @@ class Ensemble(nn.Module):
         return len(self.about.members)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> "Ensemble":
-        """Some of the members, by their places in this ensemble; they share its weights, and have no temperature."""
+        """Return an ensemble of some members, by their places; they share its weights, and have no temperature."""
         chosen = range(len(self))[index] if isinstance(index, (int, slice)) else list(index)
         places = [chosen] if isinstance(chosen, int) else list(chosen)
         if not places or len(set(places)) < len(places) or not set(places) <= set(range(len(self))):
@@ -317,20 +323,20 @@ class Ensemble(nn.Module):
         return part.with_heads(weights).to(self.device).frozen()
 
     def places_of(self, members: Any) -> list[int]:
-        """The places in this ensemble of the members that have these numbers in the run."""
+        """Return the places of the members that have these numbers in the run."""
         known = self.about.members
         if not isinstance(members, list) or not set(members) <= set(known):
             raise ValueError(f"members={members}: the file holds the members {known}, name some of them")
         return [known.index(number) for number in members]
 
     def constant(self, name: str, value: Tensor) -> None:
-        """A tensor that moves with the module but is not one of its weights."""
+        """Register a tensor that moves with the module but is not one of its weights."""
         device = next((parameter.device for parameter in self.parameters()), value.device)
         self.register_buffer(name, value.to(device), persistent=False)
 
     @classmethod
     def shard(cls, about: About, hosted: Hosted) -> "Ensemble":
-        """The members in the memory of a rank. Nothing is copied, so they can go on learning."""
+        """Return the members in the memory of a rank. Nothing is copied, so they can go on learning."""
         members = [hosted.member(number) for number in hosted.members]
         return cls(
             about,
@@ -366,7 +372,7 @@ class Ensemble(nn.Module):
         return self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
+        """Return `label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
 
         ood_score is the one that calibration.ood_score names, by default KNN: the nearness of training features. Files
         of earlier versions answer "DICE x w", or without w the largest probability.
@@ -376,7 +382,7 @@ class Ensemble(nn.Module):
         return self.answer(images)
 
     def answer(self, images: Tensor) -> dict[str, Tensor]:
-        means, fields = self.encode(self.normalise(images))
+        means, fields = self.encode(self.normalize(images))
         logits_MNK = torch.stack(self.classify(means))
         logits_NK = metrics.ensemble_logits(logits_MNK, self.about.average)
         label_N = logits_NK.argmax(1)
@@ -397,15 +403,15 @@ class Ensemble(nn.Module):
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
 
     def ood_score(self, means: Sequence[Tensor], logits_MNK: Tensor, label_N: Tensor) -> Tensor:
-        """The score that `score_name` names, one for each input."""
-        name, seen = self.score_name, {}
+        """Return the score that `score_name` names, one for each input."""
+        name, feature_scores = self.score_name, {}
         if name == KNN and self.bank_RMD is not None:
             width = self.bank_RMD.shape[2]
             features_MND = torch.stack([pad(own_ND, (0, width - own_ND.shape[1])) for own_ND in means])
-            seen[KNN] = knn(self.bank_RMD, features_MND)
+            feature_scores[KNN] = knn(self.bank_RMD, features_MND)
         elif needs(name) == INDEPENDENCE:
-            seen[INDEPENDENCE] = self.independence(means, label_N)
-        return score(name, logits_MNK, self.about.average, seen).float()
+            feature_scores[INDEPENDENCE] = self.independence(means, label_N)
+        return score(name, logits_MNK, self.about.average, feature_scores).float()
 
     @property
     def score_name(self) -> str:
@@ -413,9 +419,9 @@ class Ensemble(nn.Module):
         parts = {KNN: self.bank_RMD, INDEPENDENCE: self.w}
         return available(self.about.ood_score or DICE_X_W, {name for name, part in parts.items() if part is not None})
 
-    def encode(self, normalised: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The features of every member held here, and the field of each that the fused classifier reads."""
-        shared = self.trunk(normalised)
+    def encode(self, normalized: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the features of every member held here, and the field of each that the fused classifier reads."""
+        shared = self.trunk(normalized)
         if self.fused is None or self.fused.reads != "map":
             means = [encoder(shared) for encoder in self.encoders]
             return means, means
@@ -426,12 +432,12 @@ class Ensemble(nn.Module):
         return [classifier(mean_ND) for classifier, mean_ND in zip(self.classifiers, means, strict=True)]
 
     def scales(self, means: Sequence[Tensor]) -> list[Tensor]:
-        """The scales of the features; 1 for deterministic members."""
+        """Return the scales of the features; 1 for deterministic members."""
         if not self.bottlenecks:
             return [torch.ones_like(mean_ND) for mean_ND in means]
         return [bottleneck(mean_ND)[0] for bottleneck, mean_ND in zip(self.bottlenecks, means, strict=True)]
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         images_NCHW = images.permute(0, 3, 1, 2).float() if self.about.images == "uint8" else images
         return images_NCHW * self.scale_C11 + self.shift_C11
 
@@ -441,7 +447,7 @@ class Ensemble(nn.Module):
         return differ_PN.float().sum(0) / max(1, len(first_P))
 
     def independence(self, means: Sequence[Tensor], labels_N: Tensor) -> Tensor:
-        """The mean of 1 - w over pairs of compared members; members with fewer features are padded with 0."""
+        """Return the mean of 1 - w over pairs of compared members; members with fewer features are padded with 0."""
         assert self.w is not None
         read = self.w.slots_MDH.shape[1]
         compared = [pad(means[place], (0, read - means[place].shape[1])) for place in self.about.compared]

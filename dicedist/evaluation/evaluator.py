@@ -1,10 +1,11 @@
-"""Computes every measure of an ensemble whose members may be on any rank; the results go into a folder.
+"""Compute every measure of an ensemble whose members may be on any rank; the results go into a folder.
 
-Legend: M members, N inputs, B inputs of a batch, D features, K classes, P pairs of members.
+Legend: M members, N inputs, B inputs of a batch, D features, K classes, P pairs of members, X rows whose features stay.
+w is the discriminator of the paper.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -20,7 +21,7 @@ from dicedist.console.lines import plural, warn
 from dicedist.data.ood import load_ood
 from dicedist.data.sources import Split, part, some_of_each
 from dicedist.evaluation import calibration
-from dicedist.evaluation.detection import EVERY_SET, Scorer, detect
+from dicedist.evaluation.detection import EVERY_SET, OwnScore, Scorer, detect
 from dicedist.evaluation.findings import Findings
 from dicedist.evaluation.readings import FIELDS, LOGITS, Collected, Reader, joined
 from dicedist.evaluation.redundancy import DRAWS, estimate, fresh_estimates
@@ -35,6 +36,19 @@ ESTIMATED = 10_000  # held-out inputs, between whose features the run's own w es
 MOST_READ = 50_000  # inputs whose features new estimators learn from
 
 
+@dataclass(frozen=True)
+class EverythingRead:
+    """The readings of all members that an evaluation is made of, on the reporter."""
+
+    scorer: Scorer
+    test: Collected
+    held_out: Collected  # the validation inputs; the test inputs if there are none
+    rows_X: Tensor  # of held_out, whose features stay
+    outside: dict[str, Collected]  # by OOD set
+    missing: list[str]  # OOD sets that were not found, and why
+    fresh: dict[str, Any] | None  # redundancy by new estimators
+
+
 @dataclass
 class Evaluator(Reader):
     """Measures what it reads. Without w and student, no run is needed."""
@@ -42,56 +56,66 @@ class Evaluator(Reader):
     w: Discriminator | None = None  # of the run, on the reporter; knows all members of the run except a student
     student: int | None = None  # the member that the method trains to be used alone
     chosen: calibration.Calibration | None = None  # made before: nothing is chosen on validation inputs
+    ood_scores: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, for the tables
 
     def evaluate(
         self, folds: int, ood: OodConfig, targets: CalibrationConfig, data_root: str | None, fresh: bool = False
     ) -> Findings | None:
         """Measure the test set, the redundancy of held-out features and the OOD sets; choose the thresholds.
 
-        fresh: also estimate redundancy by new discriminators, which takes minutes.
+        fresh: also estimate redundancy by new estimators, which takes minutes.
         """
+        read = self.read_everything(ood, data_root, fresh)
+        return None if read is None else self.summarize(read, folds, ood.groups, targets)
+
+    def read_everything(self, ood: OodConfig, data_root: str | None, fresh: bool) -> EverythingRead | None:
+        """All ranks call: read the training features, the test set, the held-out inputs and the OOD sets."""
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
-        scorer = Scorer(self.about.average, independence, *self.training_features(with_classes=bool(images)))
-        rows_N = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
-        columns = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,)
-        test = self.collect(source.test, f"test {source.kind}", columns, scorer.look, None if has_val else rows_N)
+        known = self.training_features(with_classes=bool(images))
+        scorer = Scorer(self.about.average, independence, *known, self.ood_scores)
+        rows_X = some_of_each((source.val if has_val else source.test).labels_N, ESTIMATED)
+        columns, score = (LOGITS, FIELDS) if self.about.fusion else (LOGITS,), scorer.feature_scores
+        test = self.collect(source.test, f"test {source.kind}", columns, score, None if has_val else rows_X)
         held_out = test
         if has_val:
-            held_out = self.collect(source.val, f"validation {source.kind}", (LOGITS,), scorer.look, rows_N)
+            held_out = self.collect(source.val, f"validation {source.kind}", (LOGITS,), score, rows_X)
         estimated = self.fresh_redundancy() if fresh else None
         outside = {}
         for name, pixels in images.items():
             split = Split(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            if (found := self.collect(split, f"{source.kind} of {name}", (LOGITS,), scorer.look)) is not None:
+            if (found := self.collect(split, f"{source.kind} of {name}", (LOGITS,), score)) is not None:
                 outside[name] = found
         if test is None or held_out is None:
             return None
+        return EverythingRead(scorer, test, held_out, rows_X, outside, missing, estimated)
+
+    def summarize(
+        self, read: EverythingRead, folds: int, groups: Mapping[str, Sequence[str]], targets: CalibrationConfig
+    ) -> Findings:
+        """Measure everything that was read. Only the reporter calls this."""
+        test, outside, rows_X = read.test, read.outside, read.rows_X
         findings = self.measure(test, folds)
         result = findings.result
-        score = scorer.fitted(test, result["ensemble_tempered"]["temperature"] or 1.0)
-        result["redundancy"] = self.redundancy(held_out.features, held_out.labels_N[rows_N])
+        score = read.scorer.fitted(test, result["ensemble_tempered"]["temperature"] or 1.0)
+        result["redundancy"] = self.redundancy(read.held_out.features, read.held_out.labels_N[rows_X])
         if result["redundancy"] is None and self.w is not None and self.about.compared:
-            warn(f"{plural(len(rows_N), 'held-out input')}, none with another of its class: redundancy cannot be read")
-        result["ood_missing"] = missing
-        if estimated is not None:
-            result["redundancy_fresh"] = estimated
+            warn(f"{plural(len(rows_X), 'held-out input')}, none with another of its class: redundancy cannot be read")
+        result["ood_missing"] = read.missing
+        if read.fresh is not None:
+            result["redundancy_fresh"] = read.fresh
         scores = {name: score(found) for name, found in {**outside, **union_of(outside)}.items()}
-        result |= detect(score(test), scores, ood.groups or {EVERY_SET: list(images)})
+        result |= detect(score(test), scores, groups or {EVERY_SET: list(outside)})
         findings.tensors |= {f"ood.{name}": found.logits_MNK for name, found in outside.items()}
-        if scorer.bank_RMD is not None:
-            findings.tensors[calibration.BANK] = scorer.bank_RMD
-        if self.chosen is not None:
-            came_to = calibration.tested(self.chosen, test.logits_MNK, test.labels_N, self.about.average, test.seen)
-            result["calibration"] = {**asdict(self.chosen), "test": came_to}
-        elif has_val or targets.source == "test":
-            self.calibrate(findings, test if targets.source == "test" else held_out, test, targets)
+        if read.scorer.bank_RMD is not None:
+            findings.tensors[calibration.BANK] = read.scorer.bank_RMD
+        self.add_calibration(findings, read, targets)
         self.add_fused_and_student(findings, test, folds)
         return findings
 
     def measure(self, test: Collected, folds: int) -> Findings:
-        """Everything that needs only logits and labels."""
+        """Measure everything that needs only logits and labels."""
         average, split = self.about.average, self.source.test
         result = {
             "step": self.about.step,
@@ -112,16 +136,27 @@ class Evaluator(Reader):
         if self.student in members:
             result["student"] = result["members"]["per_member"][members.index(self.student)]
 
-    def calibrate(self, findings: Findings, held_out: Collected, test: Collected, targets: CalibrationConfig) -> None:
-        """Choose on held-out inputs, and keep what was read of them, so that others can choose again."""
-        average, used = self.about.average, available(targets.ood_score, held_out.seen)
-        if used != targets.ood_score:
-            warn(f"calibration.ood_score={targets.ood_score}: these members have none, so {used} takes its place")
-        targets = replace(targets, ood_score=used)
-        fitted = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, held_out.seen)
-        came_to = calibration.tested(fitted, test.logits_MNK, test.labels_N, average, test.seen)
-        findings.result["calibration"] = {**asdict(fitted), "test": came_to}
-        findings.tensors |= calibration.kept(held_out.logits_MNK, held_out.labels_N, held_out.seen)
+    def add_calibration(self, findings: Findings, read: EverythingRead, targets: CalibrationConfig) -> None:
+        """Choose on held-out inputs, unless that was done before, and measure the choice on the test set.
+
+        The readings of the held-out inputs are kept, so that others can choose again.
+        """
+        average, test = self.about.average, read.test
+        held_out, chosen = test if targets.source == "test" else read.held_out, self.chosen
+        if chosen is None:
+            if not len(self.source.val) and targets.source != "test":
+                return
+            default_score = available(targets.ood_score, held_out.feature_scores)
+            if default_score != targets.ood_score:
+                warn(
+                    f"calibration.ood_score={targets.ood_score}: these members have none, so {default_score} takes its "
+                    "place"
+                )
+            targets, kept = replace(targets, ood_score=default_score), held_out.feature_scores
+            chosen = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, kept)
+            findings.tensors |= calibration.kept(held_out.logits_MNK, held_out.labels_N, kept)
+        came_to = calibration.tested(chosen, test.logits_MNK, test.labels_N, average, test.feature_scores)
+        findings.result["calibration"] = {**asdict(chosen), "test": came_to}
 
     def independence(self, means_MBD: Tensor, labels_B: Tensor) -> Tensor:
         device = self.ensemble.device
@@ -145,20 +180,22 @@ class Evaluator(Reader):
         return bank_RMD if own_RMD is None else own_RMD, classes
 
     def redundancy(self, features: Features, labels_N: Tensor, num_draws: int = DRAWS) -> dict[str, Any] | None:
-        """Redundancy in nats by the run's own w, on features that w was not trained on, and the calibration of w.
+        """Estimate redundancy in nats by the run's own w, on features that w was not trained on. Add w's calibration.
 
-        None without w, or if no input has another of its class.
+        None without w, or if no input has another of its class. Computed on the device of the members read here.
         """
         compared = [self.about.members[place] for place in self.about.compared]
         if self.w is None or not compared:
             return None
-        read = Features(*(self.slots(values, compared) for values in (features.means_MBD, features.scales_MBD)))
+        device = self.ensemble.device
+        both = (self.slots(values, compared).to(device) for values in (features.means_MBD, features.scales_MBD))
         pairs = [list(pair) for pair in combinations(compared, 2)]
-        found = estimate(self.w, read, labels_N, torch.tensor(pairs), num_draws)
+        pairs_P2, w = torch.tensor(pairs).to(device), self.w.to(device)
+        found = estimate(w, Features(*both), labels_N.to(device), pairs_P2, num_draws)
         return None if found is None else {"estimator": "own", "pairs": pairs, **asdict(found)}
 
     def slots(self, values_MND: Tensor, compared: Sequence[int]) -> Tensor:
-        """The compared members at their places among all members of the run; the others are zero."""
+        """Return the compared members at their numbers in the run; the other members are zero."""
         assert self.w is not None
         width = self.w.network.slots_MDH.shape[1]  # a student may have more features than w reads
         slots = torch.zeros(self.w.num_members, values_MND.shape[1], width)
@@ -166,13 +203,13 @@ class Evaluator(Reader):
         return slots
 
     def fresh_redundancy(self) -> dict[str, Any] | None:
-        """Redundancy by new discriminators, the same way for every run: learnt on training, read on test features."""
+        """Estimate redundancy by new estimators, which are trained and read in the same way for every run."""
         train, test = (some_of(split, MOST_READ) for split in (self.source.train, self.source.test))
-        learnt = self.features(train, f"training {self.source.kind}, for the estimator")
+        trained = self.features(train, f"training {self.source.kind}, for the estimator")
         read = self.features(test, f"test {self.source.kind}, for the estimator")
-        if learnt is None or read is None or len(self.about.members) < 2:
+        if trained is None or read is None or len(self.about.members) < 2:
             return None
-        samples = (learnt, train.labels_N), (read, test.labels_N)
+        samples = (trained, train.labels_N), (read, test.labels_N)
         found = fresh_estimates(*samples, self.source.num_classes, self.stage)
         if len(found) < 2:
             return None
@@ -188,13 +225,13 @@ def some_of(split: Split, most: int) -> Split:
 
 
 def union_of(outside: Mapping[str, Collected]) -> dict[str, Collected]:
-    """The united sets as one more set, if all of them are at hand."""
+    """Join the united sets as one more set, if all of them are at hand."""
     found = [outside[name] for name in UNITED if name in outside]
     return {UNION: joined(found)} if len(found) == len(UNITED) else {}
 
 
 def gallery(logits_MNK: Tensor, split: Split, average: str) -> dict[str, Tensor]:
-    """The inputs on which members disagree most, by the spread of their probabilities around their mean."""
+    """Return the inputs on which members disagree most, by the spread of their probabilities around their mean."""
     p_MNK = logits_MNK.softmax(2)
     disagreement_N = (p_MNK - p_MNK.mean(0)).square().sum(2).mean(0)
     chosen = disagreement_N.topk(min(GALLERY, len(disagreement_N))).indices

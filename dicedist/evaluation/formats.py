@@ -1,4 +1,4 @@
-"""Exports an ensemble as one file (pt2, onnx or safetensors), which is loaded and checked before it gets its name."""
+"""Export an ensemble as one file (pt2, onnx or safetensors), which is loaded and checked before it gets its name."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def random_inputs(about: About) -> Tensor:
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:
-    """Returns the largest difference between the outputs of the file and the networks, on all images and on one."""
+    """Return the largest difference between the outputs of the file and the networks, on all images and on one."""
     write, read = FORMATS[format]
     if output.is_dir():
         raise ValueError(f"{output} is a folder: name a file")
@@ -127,7 +127,7 @@ def write_safetensors(ensemble: Ensemble, path: Path, images: Tensor) -> None:
 
 
 def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
-    """Reads a file of format=safetensors. trusted: may run the code of a user's own network."""
+    """Read a file of format=safetensors. trusted: may run the code of a user's own network."""
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {})[ABOUT]
@@ -157,16 +157,16 @@ class Program(Ensemble):
             raise ValueError(not_ours(path)) from error
         self.path, self.about = path, About.parse(extra[ABOUT], path)
         self.graph = self.exported.module()
-        self.place = torch.device("cpu")
+        self._device = torch.device("cpu")
 
     @property
     def device(self) -> torch.device:
-        return self.place
+        return self._device
 
     def to(self, device: Any) -> Self:  # type: ignore[override]
-        """Takes a device only: the graph has its own precision, and names devices inside, which a plain `to` leaves."""
-        self.place = torch.device(device)
-        self.exported = move_to_device_pass(self.exported, self.place)
+        """Move to a device only. The graph keeps its precision; a plain `to` would leave the devices named inside."""
+        self._device = torch.device(device)
+        self.exported = move_to_device_pass(self.exported, self._device)
         self.graph = self.exported.module()
         return self
 

@@ -1,6 +1,6 @@
 """Inputs of a user (images, arrays, tensors, files), in the form that the ensemble takes.
 
-Legend: N inputs, H rows, W columns, C colours, V values of a vector.
+Legend: N inputs, H rows, W columns, C colors, V values of a vector.
 """
 
 import os
@@ -48,16 +48,16 @@ class Inputs:
     def __iter__(self) -> Iterator[Tensor]:
         images, about = self.images, self.about
         if about.images == VECTORS:
-            yield from vectors(images, about).split(self.batch_size)
+            yield from read_vectors(images, about).split(self.batch_size)
         elif isinstance(images, (np.ndarray, Tensor)):
-            yield from (fitted(chunk, about) for chunk in as_tensor(images).split(self.batch_size))
+            yield from (prepare(chunk, about) for chunk in to_NHWC(images).split(self.batch_size))
         else:
-            yield from self.one_by_one(listed(images), of_folder=is_path(images) and Path(images).is_dir())
+            yield from self.from_items(as_list(images), of_folder=is_path(images) and Path(images).is_dir())
 
-    def one_by_one(self, items: Sequence[Any], of_folder: bool) -> Iterator[Tensor]:
-        make = partial(one_if_readable if of_folder else one, about=self.about)
+    def from_items(self, items: Sequence[Any], of_folder: bool) -> Iterator[Tensor]:
+        make = partial(decode_or_reason if of_folder else to_batch, about=self.about)
         remaining, read = iter(items), []
-        for made in ahead(items, self.batch_size, make):
+        for made in prefetch(items, self.batch_size, make):
             rows = []
             for item, image in zip(islice(remaining, len(made)), made, strict=True):
                 if isinstance(image, str):
@@ -67,25 +67,25 @@ class Inputs:
                     read.append(item)
             if rows:
                 yield torch.cat(rows)
-        self.tell(read)
+        self.warn_left_out(read)
         self.paths = [str(item) for item in read] if all(map(is_path, read)) else None
 
-    def tell(self, read: Sequence[Any]) -> None:
-        told = [f"{path}: {reason}" for path, reason in self.left_out.items()]
+    def warn_left_out(self, read: Sequence[Any]) -> None:
+        reasons = [f"{path}: {reason}" for path, reason in self.left_out.items()]
         if not read:
-            raise ValueError(f"{self.images}: no image could be read: {told[0]}")
-        for line in told[:LISTED]:
+            raise ValueError(f"{self.images}: no image could be read: {reasons[0]}")
+        for line in reasons[:LISTED]:
             warn(f"left out {line}")
-        if len(told) > LISTED:
-            warn(f"left out {plural(len(told) - LISTED, 'more image')}, which the answer names")
+        if len(reasons) > LISTED:
+            warn(f"left out {plural(len(reasons) - LISTED, 'more image')}, which the answer names")
 
 
 def is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
 
 
-def vectors(given: Any, about: About) -> Tensor:
-    """float32 [N, V] of an array, a tensor, or a file of vectors, whose labels count for nothing."""
+def read_vectors(given: Any, about: About) -> Tensor:
+    """Return float32 [N, V] of an array, a tensor, or a file of vectors, whose labels count for nothing."""
     if is_path(given):
         given = read_table(Path(given), columns=about.columns).vectors_NV
     if not isinstance(given, (np.ndarray, Tensor)):
@@ -96,7 +96,7 @@ def vectors(given: Any, about: About) -> Tensor:
 
 
 def refuse_unfit(images: Tensor, about: About) -> None:
-    """Images of another type, size or range would be answered, and wrongly."""
+    """Refuse images of another type, size or range, which would be answered wrongly."""
     if not isinstance(images, Tensor):
         raise ValueError(f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)")
     if about.images == VECTORS:
@@ -123,7 +123,7 @@ def refuse_range(images: Tensor, instead: str) -> None:
 
 
 def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
-    """Vectors of another width or type would not be answered, and NaN would be answered by NaN."""
+    """Refuse vectors of another width or type, and NaN, which would be answered by NaN."""
     width = len(about.mean)
     if not isinstance(vectors, Tensor) or not vectors.is_floating_point() or vectors.shape[1:] != (width,):
         found = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
@@ -132,8 +132,8 @@ def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
         raise ValueError("a value is not a finite number: fill it, or leave its vector out")
 
 
-def listed(images: Any) -> list[Any]:
-    """One image is a list of one; a folder is the list of its images."""
+def as_list(images: Any) -> list[Any]:
+    """Return a list of images: one image is a list of one, a folder the list of its images."""
     if is_path(images) and Path(images).is_dir():
         found = list(find_images(Path(images)))
         if not found:
@@ -150,31 +150,31 @@ def listed(images: Any) -> list[Any]:
     return items
 
 
-def one_if_readable(path: Path, about: About) -> Tensor | str:
-    """The image of a file, as a batch of one, or the reason why it cannot be decoded."""
+def decode_or_reason(path: Path, about: About) -> Tensor | str:
+    """Return the image of a file, as a batch of one, or the reason why it cannot be decoded."""
     decoded = decode_file(path, about.size)
-    return decoded if isinstance(decoded, str) else taken(torch.from_numpy(np.array(decoded))[None], about)
+    return decoded if isinstance(decoded, str) else to_layout(torch.from_numpy(np.array(decoded))[None], about)
 
 
-def one(item: Any, about: About) -> Tensor:
-    """One image, as a batch of one."""
+def to_batch(item: Any, about: About) -> Tensor:
+    """Return one image as a batch of one."""
     if is_path(item):
-        image = one_if_readable(Path(item), about)
+        image = decode_or_reason(Path(item), about)
         if isinstance(image, str):
             raise ValueError(f"{item}: {image}")
         return image
     if isinstance(item, Image.Image):
-        return taken(scaled(item, about.size)[None], about)
+        return to_layout(shrink(item, about.size)[None], about)
     if isinstance(item, (np.ndarray, Tensor)):
-        given = as_tensor(item)
+        given = to_NHWC(item)
         if len(given) > 1:
             raise ValueError(f"an item of the list has shape {list(item.shape)}: give one image each, or one array")
-        return fitted(given, about)
+        return prepare(given, about)
     raise ValueError(f"an item of the list is a {type(item).__name__}: give {KINDS}")
 
 
-def as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
-    """[N, H, W, 3] of a batch or of one image; channels may stand last or, as torch has it, before the rows."""
+def to_NHWC(array: NDArray[Any] | Tensor) -> Tensor:
+    """Return [N, H, W, 3] of a batch or of one image; channels may stand last or, as torch has it, before the rows."""
     values = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if values.ndim == 3:
         values = values[None]
@@ -188,8 +188,8 @@ def as_tensor(array: NDArray[Any] | Tensor) -> Tensor:
     return values if last and not (first and values.is_floating_point()) else values.permute(0, 2, 3, 1)
 
 
-def fitted(images_NHWC: Tensor, about: About) -> Tensor:
-    """Checked for their range, brought to the ensemble's size and type."""
+def prepare(images_NHWC: Tensor, about: About) -> Tensor:
+    """Check the range of images, and bring them to the ensemble's size and type."""
     refuse_range(images_NHWC, "floats in 0..1, or uint8 in 0..255")
     is_float = images_NHWC.is_floating_point()
     at_size = images_NHWC.shape[1:3] == (about.size, about.size)
@@ -199,21 +199,21 @@ def fitted(images_NHWC: Tensor, about: About) -> Tensor:
         images_NHWC = (images_NHWC * 255).round().to(torch.uint8)
     if not at_size:
         arrays = (image.cpu().numpy() for image in images_NHWC)
-        images_NHWC = torch.stack([scaled(Image.fromarray(array), about.size) for array in arrays])
-    return taken(images_NHWC, about)
+        images_NHWC = torch.stack([shrink(Image.fromarray(array), about.size) for array in arrays])
+    return to_layout(images_NHWC, about)
 
 
-def scaled(image: Image.Image, size: int) -> Tensor:
+def shrink(image: Image.Image, size: int) -> Tensor:
     return torch.from_numpy(np.array(shrink_and_crop(as_rgb(image), size)))
 
 
-def taken(images_NHWC: Tensor, about: About) -> Tensor:
-    """uint8 images of the right size, in the type and layout that the ensemble takes."""
+def to_layout(images_NHWC: Tensor, about: About) -> Tensor:
+    """Return uint8 images of the right size in the type and layout that the ensemble takes."""
     return images_NHWC if about.images == "uint8" else images_NHWC.permute(0, 3, 1, 2) / 255
 
 
-def ahead(items: Sequence[Given], batch_size: int, make: Callable[[Given], Made]) -> Iterator[list[Made]]:
-    """One list per batch, in the order of the items. Only the next batch is made ahead, so memory stays small."""
+def prefetch(items: Sequence[Given], batch_size: int, make: Callable[[Given], Made]) -> Iterator[list[Made]]:
+    """Make one list per batch, in the order of the items. Only the next batch is made ahead, so memory stays small."""
     chunks = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
     with ThreadPoolExecutor(THREADS) as threads:
         waiting = (threads.map(make, chunk) for chunk in chunks)

@@ -14,13 +14,11 @@ from dicedist.cluster.control import ALONE, Control
 from dicedist.config.plan import Plan
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
-from dicedist.console.progress import Stage
 from dicedist.data import sources
 from dicedist.data.sources import Source
 from dicedist.evaluation import calibration
 from dicedist.evaluation.about import OPTIONS, VECTORS, About, described
 from dicedist.evaluation.ensemble import IMAGES, Ensemble, restored
-from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.redundancy import saved_w, weights_of_w
 from dicedist.metrics.ood_scores import KNN
 from dicedist.runs import checkpoint
@@ -83,7 +81,7 @@ def read_checkpoint(
         except ValueError:
             if path.exists() or attempt == ATTEMPTS:
                 raise
-        if not control.agree(value is None):
+        if not control.maximum(value is None):
             break
         found = run.checkpoint(which=which)
     assert value is not None
@@ -105,26 +103,15 @@ def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Sou
     return read_once(source, config, plan, trunk)
 
 
-def evaluator_of(
-    config: Config,
-    method: Method,
-    plan: Plan,
-    shard: Ensemble,
-    source: Source,
-    control: Control,
-    hosts: Sequence[int],
-    stage: Stage,
-    found: Checkpoint | None = None,
-    w: Discriminator | None = None,
-) -> Evaluator:
-    """The evaluator of a run, whose members come from memory or from a checkpoint.
+def load_heads(
+    shard: Ensemble, config: Config, method: Method, plan: Plan, found: Checkpoint, num_classes: int
+) -> Discriminator | None:
+    """Load the parts that read all members together. Rank 0 calls this.
 
-    found, or w: on the reporter, the checkpoint with the parts that read all members together; or w alone.
+    The shard gets the heads that predict. Return the w that estimates redundancy; None if the method has none.
     """
-    if found is not None:
-        w = saved_w(config, method, plan, found, source.num_classes)
-        shard.with_heads(head_weights(shard.about, config, method, found))
-    return Evaluator(shard, source, control, hosts, stage, w, method.student(plan.num_predictors))
+    shard.with_heads(head_weights(shard.about, config, method, found))
+    return saved_w(config, method, plan, found, num_classes)
 
 
 def describe(
@@ -184,7 +171,7 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
     source = sources.load(sources.of_run(config.data), labels_only=True)
     if source.data_digest != found.about["data"]:
         raise ValueError(
-            f"{found.path} does not say how its images were normalised, and {source.name} has changed since"
+            f"{found.path} does not say how its images were normalized, and {source.name} has changed since"
         )
     return described(source)
 

@@ -5,7 +5,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dicedist.cluster.control import Control
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
+from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.ensemble import Ensemble
-from dicedist.evaluation.inputs import ahead
+from dicedist.evaluation.inputs import prefetch
 
 FEW = 3
 COLUMNS = ("confidence", "disagreement", "ood_score")
 Row = dict[str, Any]  # path, and either error or the prediction
+Batches = Callable[[Sequence[int]], Iterator[list[Row]]]  # predicts the inputs of these numbers, batch by batch
 
 
 def files_named(arguments: Sequence[str]) -> list[str]:
@@ -48,10 +51,47 @@ def files_of(argument: str) -> list[str]:
     return found
 
 
+def reading(
+    ensemble: Ensemble, paths: Sequence[str], label_column: str, batch_size: int
+) -> tuple[Sequence[str], Batches]:
+    """Return a name for every input, and a function that predicts some of them, by their numbers."""
+    if ensemble.about.images != VECTORS:
+        return paths, lambda numbers: predict(ensemble, [paths[number] for number in numbers], batch_size)
+    names, vectors_NV = vectors_in(paths, label_column, ensemble.about.columns)
+
+    def batches(numbers: Sequence[int]) -> Iterator[list[Row]]:
+        return predict_vectors(ensemble, [names[number] for number in numbers], vectors_NV[numbers], batch_size)
+
+    return names, batches
+
+
+def in_turn(batches: Batches, total: int, batch_size: int, control: Control) -> Generator[list[Row]]:
+    """All ranks call. Each rank predicts every n-th batch; the reporter yields all batches in their order.
+
+    If the reporter closes the generator, all ranks end after the same round.
+    """
+    starts = range(0, total, batch_size)
+    numbers = [
+        number
+        for start in starts[control.rank :: control.world_size]
+        for number in range(start, min(start + batch_size, total))
+    ]
+    own = batches(numbers)
+    try:
+        for _ in starts[:: control.world_size]:
+            for record in control.report({"rows": next(own, [])}):
+                if record["rows"]:
+                    yield record["rows"]
+            if control.maximum(0):
+                return
+    except GeneratorExit:
+        control.maximum(1)
+
+
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
     """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
     remaining = iter(paths)
-    for decoded in ahead(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
+    for decoded in prefetch(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
         images = [Image.fromarray(image) for image in decoded if not isinstance(image, str)]
         answers = iter(ensemble.predict(images, batch_size).rows() if images else ())
         yield [
@@ -83,19 +123,22 @@ def predict_vectors(
         yield [{"path": name, **said} for name, said in zip(names[rows], answers, strict=True)]
 
 
-def write(rows: Iterator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO) -> int:
-    """Returns how many images could be read."""
-    progress, done, predicted = Progress(total, "images", stream=sys.stderr), 0, 0
+def write(
+    rows: Generator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO, noun: str = "images"
+) -> int:
+    """Return how many inputs could be read."""
+    progress, done, predicted = Progress(total, noun, stream=sys.stderr), 0, 0
     with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe, as `| head` does
         for batch in rows:
             progress.clear()
             print("\n".join(map(layout, batch)), file=stream, flush=True)
             done += len(batch)
             predicted += sum("error" not in row for row in batch)
-            progress.show(done)
+            progress.show(done, progress.rate(done))
         progress.clear()
         if not predicted:
             raise ValueError(f"no image could be read: {printable(batch[-1]['path'])}: {batch[-1]['error']}")
+    rows.close()
     return predicted
 
 

@@ -1,6 +1,6 @@
 """The decisions of `predict` in words: what each promises for new inputs, how far that varies, what the test set says.
 
-The number after a ± is half the width of an interval: of 100 calibrations with as many inputs, 95 come to lie in it.
+The number after a ± is half the width of an interval that holds 95 of 100 calibrations on as many inputs.
 """
 
 import math
@@ -17,7 +17,7 @@ from dicedist.metrics.abstention import NEVER, answers_needed
 from dicedist.metrics.measures import OOD_SCORES
 
 FEW = 50  # inputs
-MEANING = "±: where 95 of 100 calibrations with as many inputs come to lie"
+MEANING = "±: the range of 95 of 100 calibrations on as many inputs"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def promises(found: Mapping[str, Any]) -> list[Promise]:
     measures, spread = test["measures"], found.get("temperature_spread")
     temperature = f"{found['temperature']:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")
     listed = [
-        Promise("one label", "", f"{percent(measures['accuracy'])} right, NLL {measures['nll']:.4g}"),
+        Promise("most probable label", "", f"{percent(measures['accuracy'])} right, NLL {measures['nll']:.4g}"),
         Promise(f"temperature {temperature}", "", f"ECE {100 * measures['ece']:.2f} %"),
         Promise(abstains(found), answers(found), answered(test)),
     ]
@@ -133,6 +133,5 @@ def no_better_than_guessing(result: Mapping[str, Any]) -> str | None:
     return (
         f"No better than guessing: {percent(accuracy)} of the test set is right, and {percent(max(counts) / total)} is "
         "of the most frequent class. Check the labels; then try more epochs, another optimizer.lr, pretrained weights "
-        "(recipe=finetune, recipe=heads), and less compression, which members of a short training need: method=ind, "
-        "or 'bottleneck.log_beta=[[0, 100], [100, 10], [300, 8]]'."
+        "(recipe=finetune, recipe=heads), and no compression: method=ind."
     )

@@ -26,7 +26,7 @@ BATCH = 500
 LOGITS, MEANS, FIELDS = "logits", "means", "fields"  # [B, K], [B, D], and what the fused classifier reads
 KEPT = ("kept_means", "kept_scales")  # [X, D] of the rows that are asked for
 Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
-Lens = Callable[[Tensor, Tensor], Scores]  # looks at the logits [M, B, K] and feature means [M, B, D] of a batch
+ScoreFeatures = Callable[[Tensor, Tensor], Scores]  # of the logits [M, B, K] and feature means [M, B, D] of a batch
 Readings = Mapping[int, Mapping[str, Tensor]]  # by the places of members in the ensemble: columns, on the CPU
 
 
@@ -35,7 +35,7 @@ class Collected:
     """All members' readings of a split, on the reporter. Of their features only some rows stay."""
 
     logits_MNK: Tensor
-    seen: Scores  # what a lens made of the features of every input
+    feature_scores: Scores  # of every input
     features: Features  # of the rows that were asked for
     fused_NK: Tensor | None = None  # the logits of a fused classifier
     labels_N: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # of a split
@@ -59,11 +59,12 @@ class Reader:
         self.source = replace(self.source, mean=tuple(self.about.mean), std=tuple(self.about.std))
 
     @torch.inference_mode()
-    def read(self, split: Split, noun: str, columns: Sequence[str], keep_N: Tensor | None = None) -> Iterator[Readings]:
+    def read(self, split: Split, noun: str, columns: Sequence[str], keep_X: Tensor | None = None) -> Iterator[Readings]:
         """Run every member of this rank on one batch after another, in evaluation mode, nothing compiled.
 
-        A rank without members gets as many empty batches. keep_N: the rows of the split that KEPT columns are of.
+        A rank without members gets as many empty batches. keep_X: the rows, ascending, that KEPT columns are of.
         """
+        assert keep_X is None or bool((keep_X.diff() > 0).all()), "batches are read in order"
         ensemble, progress, done = self.ensemble, self.stage(len(split), noun), 0
         if not ensemble.held:
             yield from ({} for _ in range(0, len(split), BATCH))
@@ -73,32 +74,41 @@ class Reader:
         with in_evaluation_mode(ensemble), torch.compiler.set_stance("force_eager"):
             for inputs, labels_B in evaluation_batches(split, self.source, BATCH, ensemble.device):
                 end = done + len(labels_B)
-                kept_X = torch.arange(0) if keep_N is None else keep_N[(done <= keep_N) & (keep_N < end)] - done
+                kept_X = torch.arange(0) if keep_X is None else keep_X[(done <= keep_X) & (keep_X < end)] - done
                 yield read_batch(ensemble, inputs, columns, kept_X)
                 done = end
                 advance()
-                progress.show(done)
+                progress.show(done, progress.rate(done))
         progress.clear()
 
     def collect(
-        self, split: Split, noun: str, columns: Sequence[str], lens: Lens | None = None, keep_N: Tensor | None = None
+        self,
+        split: Split,
+        noun: str,
+        columns: Sequence[str],
+        score_features: ScoreFeatures | None = None,
+        keep_X: Tensor | None = None,
     ) -> Collected | None:
         """Read a split and gather it batch by batch, so that its features are never in memory together.
 
-        lens: looks at the features of each batch. keep_N: the rows, in their order, whose features stay.
+        score_features: called with each batch. keep_X: the rows, ascending, whose features stay.
         """
-        wanted = [*columns, *((MEANS,) if lens else ()), *(KEPT if keep_N is not None else ())]
-        found = self.gather(self.read(split, noun, wanted, keep_N), wanted, lens)
+        wanted = [*columns, *((MEANS,) if score_features else ()), *(KEPT if keep_X is not None else ())]
+        found = self.gather(self.read(split, noun, wanted, keep_X), wanted, score_features)
         return None if found is None else replace(found, labels_N=split.labels_N)
 
-    def gather(self, batches: Iterable[Readings], columns: Sequence[str], lens: Lens | None = None) -> Collected | None:
+    def gather(
+        self, batches: Iterable[Readings], columns: Sequence[str], score_features: ScoreFeatures | None = None
+    ) -> Collected | None:
         """All ranks call with what they have read of the same inputs."""
-        gathered = (self.gather_batch(own, columns, lens) for own in batches)
+        gathered = (self.gather_batch(own, columns, score_features) for own in batches)
         found = [batch for batch in gathered if batch is not None]
         return joined(found) if found else None
 
     @torch.no_grad()
-    def gather_batch(self, own: Readings, columns: Sequence[str], lens: Lens | None) -> Collected | None:
+    def gather_batch(
+        self, own: Readings, columns: Sequence[str], score_features: ScoreFeatures | None
+    ) -> Collected | None:
         hosts = [REPORTER] * len(self.about.members) if self.hosts is None else self.hosts
         found: dict[str, list[Tensor]] = {}
         for name in columns:
@@ -112,16 +122,17 @@ class Reader:
         if FIELDS in found and self.ensemble.fusion is not None:
             fields = [own_BX.to(self.ensemble.device) for own_BX in found[FIELDS]]
             fused_BK = self.ensemble.fusion(fields).float().cpu()
-        seen = {} if lens is None else lens(logits_MBK, stacked(found[MEANS]))
-        return Collected(logits_MBK, seen, Features(means_MXD, scales_MXD), fused_BK)
+        scores = {} if score_features is None else score_features(logits_MBK, stacked(found[MEANS]))
+        return Collected(logits_MBK, scores, Features(means_MXD, scales_MXD), fused_BK)
 
     def features(self, split: Split, noun: str) -> Features | None:
         """The features of all inputs of a split, which must be small: rank 0 holds them."""
-        found = self.collect(split, noun, (), keep_N=torch.arange(len(split)))
+        found = self.collect(split, noun, (), keep_X=torch.arange(len(split)))
         return None if found is None else found.features
 
 
 def read_batch(ensemble: Ensemble, inputs: Tensor, columns: Sequence[str], kept_X: Tensor) -> Readings:
+    """Run the members of this rank on a batch."""
     means, fields = ensemble.encode(inputs)
     found = {LOGITS: ensemble.classify(means), MEANS: means, FIELDS: fields}
     found |= dict(zip(KEPT, (means, ensemble.scales(means)), strict=True))
@@ -157,7 +168,7 @@ def joined(batches: Sequence[Collected]) -> Collected:
     features = [batch.features for batch in batches]
     return Collected(
         torch.cat([batch.logits_MNK for batch in batches], 1),
-        {name: torch.cat([batch.seen[name] for batch in batches]) for name in batches[0].seen},
+        {name: torch.cat([batch.feature_scores[name] for batch in batches]) for name in batches[0].feature_scores},
         Features(torch.cat([own.means_MBD for own in features], 1), torch.cat([own.scales_MBD for own in features], 1)),
         torch.cat(fused) if fused else None,
     )

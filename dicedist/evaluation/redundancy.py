@@ -28,18 +28,18 @@ from dicedist.console.progress import Stage, silent
 from dicedist.runs import checkpoint
 from dicedist.runs.checkpoint import Checkpoint
 
-BATCH, LEARNT_AT_ONCE = 500, 256
+BATCH, LEARNED_AT_ONCE = 500, 256
 BINS = 10
 READ_BY_W = 1000  # held-out inputs, at every validation
 DRAWS = 5  # of partners and noise, for one estimate
 # z is drawn with the predicted scale, as at the end of training.
 PREDICTED = ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
-# The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardised features.
+# The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardized features.
 FRESH = RedundancyConfig(
     delta=0.0, delta_by_size=[], tau=10.0, num_samples=1, num_steps=1, negatives=4, max_pairs=None, memory=4, lr=1e-3,
     scale="one", terms="lhs",
 )  # fmt: skip
-Labelled = tuple[Features, Tensor]  # inputs' features, and their labels [N]
+Labeled = tuple[Features, Tensor]  # inputs' features, and their labels [N]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Estimate:
 def estimate(
     w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor, num_draws: int = DRAWS
 ) -> Estimate | None:
-    """E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels between the terms.
+    """Return E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels out.
 
     Every partner is one of these inputs: w's memory of its training features has no part in it. None if there are so
     few inputs that none has a partner of its class.
@@ -80,9 +80,12 @@ def estimate(
 def draw_logits(
     w: Discriminator, features: Features, labels_N: Tensor, pairs_P2: Tensor, nth: int
 ) -> tuple[Tensor, Tensor]:
-    """log f of the joint [P, X] and product [P, X] pairs of one draw; later batches find partners in earlier ones."""
-    draws = generator(labels_N.device, w.seed, "estimate", nth)
-    order_N = torch.randperm(len(labels_N), generator=draws, device=labels_N.device)
+    """Return log f of the joint and product pairs [P, X] of one draw, on the CPU.
+
+    Later batches find partners in earlier ones. The draws are the CPU's on every device, and so the estimate is too.
+    """
+    draws = generator("cpu", w.seed, "estimate", nth)
+    order_N = torch.randperm(len(labels_N), generator=draws).to(labels_N.device)
     joint, product = [], []
     for rows in order_N.split(BATCH):
         means_MBD, scales_MBD = features.means_MBD[:, rows], features.scales_MBD[:, rows]
@@ -94,34 +97,32 @@ def draw_logits(
         product.append(product_XB[:, partners.found_B].unflatten(0, (len(pairs_P2), -1)).flatten(1))
         w.memory.write(means_MBD, scales_MBD, classes_B)
         advance()
-    return torch.cat(joint, 1).double(), torch.cat(product, 1).double()
+    return torch.cat(joint, 1).cpu().double(), torch.cat(product, 1).cpu().double()
 
 
 def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:
     return joint_PX.mean(1) - (product_PX.logsumexp(1) - math.log(product_PX.shape[1]))
 
 
-def fresh_estimates(
-    train: Labelled, held_out: Labelled, num_classes: int, stage: Stage = silent
-) -> dict[str, Estimate]:
-    """I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
+def fresh_estimates(train: Labeled, held_out: Labeled, num_classes: int, stage: Stage = silent) -> dict[str, Estimate]:
+    """Return I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
 
     Features are standardized by the training set and get noise of variance 1, whatever noise their method has. A new
     discriminator of each kind learns on the training features and is read on the held-out ones.
     """
-    (learnt, learnt_labels_N), (read, labels_N) = train, held_out
-    mean_M1D, std_M1D = learnt.means_MBD.mean(1, keepdim=True), learnt.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
-    alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (learnt, read)]
+    (learned, learned_labels_N), (read, labels_N) = train, held_out
+    mean_M1D, std_M1D = learned.means_MBD.mean(1, keepdim=True), learned.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
+    alike = [Features((of.means_MBD - mean_M1D) / std_M1D, torch.ones_like(of.means_MBD)) for of in (learned, read)]
     found = {}
     for kind, conditional in (("conditional", True), ("unconditional", False)):
-        w = fit(FRESH, alike[0], learnt_labels_N, num_classes, conditional, stage=stage)
+        w = fit(FRESH, alike[0], learned_labels_N, num_classes, conditional, stage=stage)
         if (estimated := estimate(w, alike[1], labels_N, w.pairs_P2)) is not None:
             found[kind] = estimated
     return found
 
 
 def calibration(joint_X: Tensor, product_X: Tensor) -> list[dict[str, float]]:
-    """The share of joint pairs in each bin of w: on the diagonal if w is calibrated."""
+    """Return the share of joint pairs in each bin of w: on the diagonal if w is calibrated."""
     w_X = torch.cat([joint_X, product_X]).sigmoid()
     is_joint_X = torch.cat([torch.ones_like(joint_X), torch.zeros_like(product_X)])
     bins_X = (w_X * BINS).long().clamp_max(BINS - 1)
@@ -154,7 +155,7 @@ def fit(
     draws = generator(labels_N.device, seed, "estimator order")
     progress = stage(num_steps, "steps of an estimator")
     for step in range(num_steps):
-        rows = torch.randint(len(labels_N), (LEARNT_AT_ONCE,), generator=draws, device=labels_N.device)
+        rows = torch.randint(len(labels_N), (LEARNED_AT_ONCE,), generator=draws, device=labels_N.device)
         batch = Features(features.means_MBD[:, rows], features.scales_MBD[:, rows])
         w.learn(optimizer, batch, labels_N[rows], PREDICTED, (0, step))
         schedule.step()
@@ -165,7 +166,7 @@ def fit(
 
 
 def saved_w(config: Config, method: Method, plan: Plan, found: Checkpoint, num_classes: int) -> Discriminator | None:
-    """The w of a checkpoint, averaged over its last steps; None if the method has none."""
+    """Load the w of a checkpoint, averaged over its last steps; None if the method has none."""
     if method.estimator is None:
         return None
     w = build_w(config, method, plan, num_classes)
@@ -202,6 +203,6 @@ def build_w(config: Config, method: Method, plan: Plan, num_classes: int) -> Dis
 
 
 def weights_of_w(tensors: checkpoint.Tensors) -> checkpoint.Tensors:
-    """The weights of w's network that are read: the average, which older runs do not have."""
+    """Return the weights of w's network that are read: the average, which older runs do not have."""
     averaged = checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors)
     return averaged or checkpoint.of_kind(f"{checkpoint.WEIGHTS}network.", tensors)

@@ -1,4 +1,4 @@
-"""Evaluates a run that is on disk; its members are spread over the ranks."""
+"""Evaluate a run that is on disk; its members are spread over the ranks."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,6 +9,7 @@ from dicedist.cluster.placement import REPORTER, place
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import joined
 from dicedist.config import refuse_unknown_sets
+from dicedist.config.plan import Plan
 from dicedist.config.requests import EvaluateRequest
 from dicedist.config.schema import CalibrationConfig, Config, OodConfig
 from dicedist.console.lines import warn
@@ -18,14 +19,14 @@ from dicedist.data.ood import refuse_unreadable
 from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.shift import open_shift, refuse_severities
 from dicedist.data.sources import Source
-from dicedist.evaluation.about import described
+from dicedist.evaluation.about import About, described
 from dicedist.evaluation.calibration import aimed
 from dicedist.evaluation.ensemble import as_in_training
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.loading import (
     behind_frozen_trunk,
     describe,
-    evaluator_of,
+    load_heads,
     load_shard,
     members_or_student,
     read_checkpoint,
@@ -39,7 +40,7 @@ from dicedist.runs.run import Run
 
 @computing()
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
-    """All ranks call this: where the results are kept, and on the reporter the results themselves."""
+    """All ranks call: evaluate a run. Return the folder of the results, and on the reporter the results themselves."""
     found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
     config, plan = run.config(), run.plan()
     data = sources.of_run(config.data, request.data.root, request.data.trusted)
@@ -47,13 +48,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     method = Method(config.method)
     members = members_or_student(request.members, method, plan.num_predictors)
     placement = place(world_size(), len(members), needs_discriminator=False)
-    ood = OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
-    columns = found.about.get("source", {}).get("columns")
-    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
-    refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
-    targets = aimed(config.calibration, asdict(request.calibration))
-    if request.shift is not None:
-        refuse_severities(request.shift_severities)
+    ood, targets = ood_sets(run, request, config, plan, found), aimed(config.calibration, asdict(request.calibration))
     average, folds = request.average or config.evaluate.average, request.folds or config.evaluate.folds
     some = members if len(members) < plan.num_predictors else None
     results = results_for(run, request, some, average, folds, targets, config)
@@ -61,11 +56,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     source = sources.load(config.data)
     inputs = found.about.get("source") or described(source)  # which checkpoints of older versions lack
     about = describe(config, method, plan, run.name, found.step, inputs, members, request.average)
-    if len(about.class_names) != source.num_classes:
-        raise ValueError(
-            f"the run was trained on {len(about.class_names)} classes, and the {source.kind} of data.root have "
-            f"{source.num_classes}: name the data of the run"
-        )
+    refuse_other_classes(about, source)
     shift = None
     if request.shift is not None:
         shift = open_shift(request.shift, request.shift_severities, request.shift_limit, source, config.data.root)
@@ -76,9 +67,10 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
         def read(found: Checkpoint) -> Evaluator:
             held, stage = placement.members_on(this_rank()), Progress if world.reports else silent
             shard = load_shard(replace(about, step=found.step), config, found, held, config.network.trusted)
-            heads, parties = found if world.reports else None, (world.control, placement.host_of)
             shard = as_in_training(shard.to(world.device))
-            return evaluator_of(config, method, plan, shard, source, *parties, stage, heads)
+            w = load_heads(shard, config, method, plan, found, source.num_classes) if world.reports else None
+            student = method.student(plan.num_predictors)
+            return Evaluator(shard, source, world.control, placement.host_of, stage, w, student)
 
         found, evaluator = read_checkpoint(run, found, read, request.checkpoint, world.control)
         evaluator = replace(evaluator, source=behind_frozen_trunk(evaluator.ensemble, config, plan, source))
@@ -92,8 +84,26 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     return findings.save(results, dropped=ood.left_out)
 
 
+def ood_sets(run: Run, request: EvaluateRequest, config: Config, plan: Plan, found: Checkpoint) -> OodConfig:
+    """Return the OOD sets of the run and of the request; refuse sets and severities that cannot be read."""
+    columns = found.about.get("source", {}).get("columns")
+    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
+    refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
+    if request.shift is not None:
+        refuse_severities(request.shift_severities)
+    return OodConfig({**config.ood.sets, **request.ood.sets}, {**config.ood.groups, **request.ood.groups})
+
+
+def refuse_other_classes(about: About, source: Source) -> None:
+    if len(about.class_names) != source.num_classes:
+        raise ValueError(
+            f"the run was trained on {len(about.class_names)} classes, and the {source.kind} of data.root have "
+            f"{source.num_classes}: name the data of the run"
+        )
+
+
 def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
-    """Before anything is read: whether sets of labels at this alpha can be made from so many images."""
+    """Refuse an alpha that so few inputs cannot make sets of labels for, before anything is read."""
     labels_N = source.test.labels_N if targets.source == "test" else source.val.labels_N
     counts = labels_N.bincount(minlength=source.num_classes).tolist() if targets.per_class else [len(labels_N)]
     conformal.place(min(counts), targets.alpha)

@@ -20,9 +20,11 @@ from dicedist.data.sources import VECTORS as KIND_OF_VECTORS
 from dicedist.evaluation import calibration
 from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.calibration import Calibration
+from dicedist.evaluation.detection import OwnScore
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.tables import show
+from dicedist.metrics.measures import OOD_SCORES
 from dicedist.runs.run import Run
 
 NOTHING = Split(None, torch.zeros(0, dtype=torch.int64))
@@ -54,15 +56,24 @@ def calibrate(ensemble: Ensemble, val: Any, targets: Mapping[str, Any]) -> Calib
 
 
 def evaluate(
-    ensemble: Ensemble, test: Any, val: Any, train: Any, ood: Mapping[str, Any], folds: int, output: str | Path | None
+    ensemble: Ensemble,
+    test: Any,
+    val: Any,
+    train: Any,
+    ood: Mapping[str, Any],
+    ood_scores: Mapping[str, OwnScore],
+    folds: int,
+    output: str | Path | None,
 ) -> Evaluation:
     """Measure an ensemble as a training does at its end. output: the folder of a run, for reports and comparisons."""
+    if taken := [name for name in ood_scores if name in OOD_SCORES]:
+        raise ValueError(f"ood_scores {taken[0]!r}: the tables have a score of this name, choose another")
     source = source_of(ensemble, test, val, train)
     sets: dict[str, Any] = {
         name: given if is_place(given) else pixels(ensemble, given, name) for name, given in ood.items()
     }
     chosen = None if ensemble.about.calibration is None else Calibration(**ensemble.about.calibration)
-    evaluator = Evaluator(ensemble, source, stage=Progress, chosen=chosen)
+    evaluator = Evaluator(ensemble, source, stage=Progress, chosen=chosen, ood_scores=ood_scores)
     findings = evaluator.evaluate(folds, OodConfig(sets, {}), default_targets(ensemble), None)
     assert findings is not None
     if output is not None:

@@ -58,7 +58,13 @@ def show(result: Result) -> str:
 
 
 def headline(result: Result) -> str:
-    """Return the numbers that matter: the ensemble against its members, its calibration, what abstention buys."""
+    """Return the numbers that matter, after a warning where the ensemble is no better than guessing."""
+    warning = no_better_than_guessing(result)
+    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), main_numbers(result)])
+
+
+def main_numbers(result: Result) -> str:
+    """Return the ensemble against its members, its calibration and what abstention buys, a line each."""
     own, members, found = result["ensemble"], result["members"], result.get("calibration")
     mean = members["accuracy"]
     gain = f"{100 * (own['accuracy'] - mean):+.1f} points"
@@ -76,8 +82,7 @@ def headline(result: Result) -> str:
             f"abstention: answers {percent(test['answered'])} of the test set{wrong} "
             f"({percent(1 - measures['accuracy'])} without)"
         )
-    warning = no_better_than_guessing(result)
-    return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), *lines])
+    return "\n".join(lines)
 
 
 def accuracy_table(result: Result) -> str:
@@ -183,9 +188,9 @@ def redundancy_table(result: Result) -> list[str]:
 
 def fresh_table(result: Result) -> list[str]:
     found = result.get("redundancy_fresh")
-    kinds = [kind for kind in FRESH_REDUNDANCY if kind in (found or {})]  # one that finds no partners is missing
-    if found is None or not kinds:
+    if found is None:
         return []
+    kinds = [kind for kind in FRESH_REDUNDANCY if kind in found]  # earlier versions kept one without the other
     columns = [found[kind]["nats_P"] for kind in kinds]
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
     titles = headings(FRESH_REDUNDANCY[kind] for kind in kinds)

@@ -18,7 +18,7 @@ from dicedist.runs.weights import digest
 
 
 class Teacher(nn.Module):
-    """Logits [B, T, K] of inputs that are normalised for its students, which is made up for where it differs."""
+    """Logits [B, T, K] of inputs that are normalized for its students, which is made up for where it differs."""
 
     factor: Tensor
     shift: Tensor

@@ -1,4 +1,4 @@
-"""Measures of an ensemble: pure functions of logits_MNK and labels_N that give floats ready for JSON.
+"""Measures of an ensemble: pure functions of logits_MNK and labels_N that return floats ready for JSON.
 
 Examples:
     >>> log_p_NK = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()

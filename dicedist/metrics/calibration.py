@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 NUM_BINS = 15
 TACE_THRESHOLD = 1e-3
-# The fit stops here if the minimum lies at zero or infinity (a half without errors, a worthless predictor).
+# The fit stops here if the minimum lies at zero or infinity: a half without errors, or a useless predictor.
 TEMPERATURE_RANGE = (1e-2, 1e6)
 
 Measure = Callable[[Tensor, Tensor], float | None]
@@ -24,13 +24,13 @@ def ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def mce(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """The largest gap between confidence and accuracy of any bin of `ece`, however few inputs the bin holds."""
+    """Return the largest gap between confidence and accuracy over the bins of `ece`, regardless of their size."""
     count_R, confidence_R, correct_R = _bin_sums(log_p_NK, labels_N)
     return ((confidence_R - correct_R).abs() / count_R.clamp_min(1)).max().item()
 
 
 def adaptive_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """`ece` in bins that hold equally many inputs (the first ones one more); equal confidences share their gap."""
+    """Return the ECE over bins of equal size (the first ones hold one input more); ties share their mean gap."""
     N = len(labels_N)
     top_N, predictions_N = log_p_NK.max(dim=1)
     confidence_N, order_N = top_N.exp().sort()
@@ -40,7 +40,7 @@ def adaptive_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def classwise_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """The mean over classes of the ECE of each class's own probability against whether it is the label (Kull, 2019)."""
+    """Return the mean over classes of the ECE of the class's probability, one class against the rest (Kull, 2019)."""
     N, K = log_p_NK.shape
     p_NK = log_p_NK.exp()
     classes_K = torch.arange(K, device=labels_N.device)
@@ -51,7 +51,7 @@ def classwise_ece(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def reliability(log_p_NK: Tensor, labels_N: Tensor) -> list[dict[str, float | None]]:
-    """The bins of `ece` for a reliability diagram; an empty bin has neither confidence nor accuracy."""
+    """Return the bins of `ece` for a reliability diagram. Confidence and accuracy of an empty bin are None."""
     sums = zip(*(sums_R.tolist() for sums_R in _bin_sums(log_p_NK, labels_N)), strict=True)
     return [
         {
@@ -66,7 +66,7 @@ def reliability(log_p_NK: Tensor, labels_N: Tensor) -> list[dict[str, float | No
 
 
 def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Thresholded adaptive calibration error normalised by N*K (docs/choices.md, 18).
+    """Return the thresholded adaptive calibration error, normalized by N*K (docs/choices.md, 18).
 
     A run of size s adds s/(N*K) * |mean p - mean hit| = |sum of (p - hit)|/(N*K), a difference of two cumulative sums.
     """
@@ -83,10 +83,10 @@ def tace(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
-    """The T that minimises the NLL of logits/T, in TEMPERATURE_RANGE; 1 if no other is better, or if all inputs are
-    right: then the NLL falls without end as T does, and nothing says how sure the next answer may be.
+    """Return the T in TEMPERATURE_RANGE that minimizes the NLL of logits/T; 1 if no other T is better.
 
-    The NLL is convex in 1/T. Uses Newton's method on log(1/T), in a bracket that is halved where it does not converge.
+    If all inputs are classified correctly, T is 1 too: the NLL then has no minimum, because it falls with T towards 0.
+    The NLL is convex in 1/T. The fit uses Newton's method on log(1/T), and bisection where Newton does not converge.
     """
     logits_NK = logits_NK.double()
     # Relative to the true class, the NLL is a plain logsumexp, and constant logits give the same NLL at every T.
@@ -107,9 +107,9 @@ def fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def temperature_spread(logits_NK: Tensor, labels_N: Tensor, temperature: float) -> float | None:
-    """Half the width of the interval that holds the best temperature of all inputs, 95 times in 100.
+    """Return half the width of the 95 % confidence interval of a fitted temperature.
 
-    By the sandwich estimate of its variance; None where the fit found no minimum.
+    The variance is the sandwich estimate. None if the fit found no minimum.
     """
     coldest, hottest = TEMPERATURE_RANGE
     margins_NK = logits_NK.double() - logits_NK.double().gather(1, labels_N[:, None])
@@ -123,7 +123,7 @@ def temperature_spread(logits_NK: Tensor, labels_N: Tensor, temperature: float) 
 def split_half(
     logits_NK: Tensor, labels_N: Tensor, measure_fns: Mapping[str, Measure], seed: int = 0, folds: int = 1
 ) -> dict[str, float | None]:
-    """Each measure with the temperature fitted on the other half: mean over both halves of `folds` random splits."""
+    """Return each measure on one half with T fitted on the other: mean over both halves of `folds` random splits."""
     if folds < 1:
         raise ValueError(f"folds, the number of random splits, must be at least 1: got {folds}")
     N = len(labels_N)
@@ -147,7 +147,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _bin_sums(log_p_NK: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of inputs, sum of confidences and number right in each bin (lower, upper] of confidence."""
+    """Return the number of inputs, sum of confidences and number of hits in each bin (lower, upper] of confidence."""
     top_N, predictions_N = log_p_NK.max(dim=1)
     confidence_N = top_N.exp()
     bins_N = torch.bucketize(confidence_N, _inner_edges(log_p_NK))
@@ -161,7 +161,7 @@ def _inner_edges(like: Tensor) -> Tensor:
 
 
 def shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
-    """Values averaged over ties, so that a run whose edge cuts through ties does not depend on the inputs' order."""
+    """Average values over ties, so that an edge of a run that cuts through ties does not depend on the input order."""
     is_new_KN = pad(sorted_KN.diff(dim=1) != 0, (1, 0), value=True)
     group = is_new_KN.flatten().cumsum(dim=0) - 1
     mean = torch.bincount(group, values_KN.flatten()) / torch.bincount(group)
@@ -169,13 +169,13 @@ def shared_among_equals(sorted_KN: Tensor, values_KN: Tensor) -> Tensor:
 
 
 def _slope_and_curvature(margins_NK: Tensor, inverse: float) -> tuple[float, float]:
-    """d NLL / d inverse, and its derivative with respect to log(inverse)."""
+    """Return d NLL / d inverse, and the derivative of this slope with respect to log(inverse)."""
     mean_N, variance_N = _moments_of_margins(margins_NK, inverse)
     return mean_N.mean().item(), inverse * variance_N.mean().item()
 
 
 def _moments_of_margins(margins_NK: Tensor, inverse: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance over classes: the first two derivatives of each input's NLL by the inverse temperature."""
+    """Return mean and variance over classes: the first two derivatives of each input's NLL in 1/T."""
     p_NK = torch.softmax(margins_NK * inverse, dim=1)
     mean_N = (p_NK * margins_NK).sum(dim=1)
     return mean_N, (p_NK * (margins_NK - mean_N[:, None]).square()).sum(dim=1)

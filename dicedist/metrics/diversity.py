@@ -15,7 +15,7 @@ PAIRWISE = ("ratio_error", "q_statistic", "agreement", "agreement_oracle")
 
 
 def diversity(predictions_MN: Tensor, labels_N: Tensor) -> dict[str, float | None]:
-    """Pairwise measures are averaged over the pairs that have a value; a single member has no diversity."""
+    """Return every measure of diversity. Pairwise ones are means over pairs that have a value; one member has none."""
     M, N = predictions_MN.shape
     if M == 1:
         return dict.fromkeys((*PAIRWISE, "kohavi_wolpert", "entropy"))
@@ -29,7 +29,7 @@ def diversity(predictions_MN: Tensor, labels_N: Tensor) -> dict[str, float | Non
 
 
 def pairwise(predictions_MN: Tensor, labels_N: Tensor) -> list[dict[str, Any]]:
-    """One row for each pair of members: `members` [i, j] and the four measures of the pair."""
+    """Return one row for each pair of members: `members` [i, j] and the four measures of the pair."""
     M, N = predictions_MN.shape
     pairs_2P = torch.triu_indices(M, M, offset=1, device=predictions_MN.device)
     first_PN, second_PN = predictions_MN[pairs_2P]

@@ -1,4 +1,4 @@
-"""Distances from the features of training images: scores for out-of-distribution detection, higher for ID.
+"""OOD scores from distances to the features of training images, higher for in-distribution inputs.
 
 Shapes: M members, N inputs, R training inputs, D features, K classes.
 """
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_IN_BANK = 2000  # training inputs, and
-LARGEST_BANK = 2**23  # bytes of their features: a bank is part of every export
-ONE_IN = 200  # the share of the bank that lies nearer than the neighbor: the 50th of 10,000 in Sun et al. (2022)
-ROUNDING = 1e-5  # of a cosine, from features in half precision
+MOST_IN_BANK = 2000  # training inputs
+LARGEST_BANK = 2**23  # bytes of features: every export contains the bank
+ONE_IN = 200  # k is the bank's size divided by this: Sun et al. (2022) take the 50th neighbor of 10,000
+ROUNDING = 1e-5  # error of a cosine of features in half precision
 
 
 def bank_size(num_members: int, width: int) -> int:
-    """Return how many training inputs a bank holds: fewer where features are wide."""
+    """Return the number of training inputs in a bank: fewer if features are wide."""
     return max(1, min(MOST_IN_BANK, LARGEST_BANK // (2 * num_members * width)))
 
 
 def bank_of(features_MRD: Tensor) -> Tensor:
-    """Return the directions [R, M, D] of training features, in half precision, to which `knn` compares others."""
+    """Return the directions [R, M, D] of training features in half precision, for `knn`."""
     return directions(features_MRD).permute(1, 0, 2).half().contiguous()
 
 
 def knn(bank_RMD: Tensor, features_MND: Tensor) -> Tensor:
-    """Return how near the nearest training inputs are: 1 for the same direction of all features, 0 for the opposite.
+    """Return the nearness of each input to its k-th nearest training input: 1 for equal directions, 0 for opposite.
 
-    It is 1 - d/2, with d the root mean square over members of the distance between directions, to the neighbor that
-    one in 200 of the bank is nearer than (Sun et al., 2022). Runs inside an exported graph.
+    The score is 1 - d/2, where d is the root mean square over members of the distance between directions. k is the
+    bank's size divided by 200 (Sun et al., 2022). The function also runs inside an exported graph.
     """
     rows_NX = directions(features_MND).permute(1, 0, 2).flatten(1)
     nth = max(1, round(len(bank_RMD) / ONE_IN))
@@ -37,7 +37,7 @@ def knn(bank_RMD: Tensor, features_MND: Tensor) -> Tensor:
 
 
 def directions(features_MND: Tensor) -> Tensor:
-    """The features of each member divided by their length."""
+    """Divide the features of each member by their length."""
     unit_MND: Tensor = features_MND / features_MND.norm(dim=2, keepdim=True).clamp_min(1e-10)
     return unit_MND
 
@@ -56,13 +56,13 @@ class Reference:
         sums_MKD = sums_MKD.index_add(1, labels_R, features)
         counts_K = labels_R.bincount(minlength=num_classes)
         means_MKD = sums_MKD / counts_K.clamp_min(1)[:, None]
-        means_MKD[:, counts_K == 0] = torch.inf  # a class without images is near to nothing
+        means_MKD[:, counts_K == 0] = torch.inf  # so that a class without images is never the nearest
         centred_MRD = features - means_MKD[:, labels_R]
         covariance_MDD = centred_MRD.mT @ centred_MRD / len(labels_R)
         return cls(means_MKD, whitening(covariance_MDD))
 
     def mahalanobis(self, features_MND: Tensor) -> Tensor:
-        """Minus the squared distance to the nearest class mean under the covariance within classes, mean of members."""
+        """Return minus the squared Mahalanobis distance to the nearest class mean, averaged over members."""
         nearest = []
         for features_ND, means_KD, whitening_DD in zip(features_MND, self.means_MKD, self.whitening_MDD, strict=True):
             known_KD = means_KD[means_KD.isfinite().all(1)] @ whitening_DD
@@ -72,7 +72,7 @@ class Reference:
 
 
 def whitening(covariance_MDD: Tensor) -> Tensor:
-    """W with W W' the pseudo-inverse: directions in which features do not vary within a class do not count."""
+    """Return W with W W' the pseudo-inverse of the covariance, which ignores directions without variance."""
     values_MD, vectors_MDD = torch.linalg.eigh(covariance_MDD)
     kept_MD = values_MD > 1e-10 * values_MD.amax(1, keepdim=True)
     scale_MD = torch.where(kept_MD, values_MD.clamp_min(1e-300).rsqrt(), torch.zeros_like(values_MD))

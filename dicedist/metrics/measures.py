@@ -1,7 +1,7 @@
-"""The single list of measures: what each is called, which unit it is shown in, and which direction is better.
+"""The single list of measures, with name, title, unit and better direction of each.
 
-Evaluation, tables, pages, records and docs read it, so a new measure needs only its function, and an entry and a
-meaning here.
+Evaluation, tables, pages, records and docs read this list. A new measure needs only its function, and here an entry
+and a meaning.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,11 +27,11 @@ class Measure:
     quick: bool = False  # also measured on validation images after an epoch
     summary: bool = False  # a column of the report's first table
     function: Callable[[Tensor, Tensor], float | None] | None = None  # takes log_p_NK and labels_N
-    per_input: Callable[[Tensor, Tensor], Tensor] | None = None  # whose mean the function is, if it is one
+    per_input: Callable[[Tensor, Tensor], Tensor] | None = None  # one value per input, if the measure is their mean
 
     @property
     def meaning(self) -> str:
-        """For a reader who does not know it."""
+        """The definition, for readers who do not know the measure."""
         return MEANINGS.get(self.name, "")
 
     @property
@@ -44,7 +44,7 @@ class Measure:
 
     @property
     def column(self) -> str:
-        """The head of a column: title, unit, and which way is better."""
+        """The head of a column: title, unit, and an arrow in the better direction."""
         return self.heading + self.arrow
 
     def in_unit(self, value: float | None) -> float | None:
@@ -59,7 +59,7 @@ ENSEMBLE = (
     Measure("brier_per_class", "Brier/K", "lower", 5, function=brier_per_class),
     Measure("tace", "TACE", "lower", 2, "10⁻³", 1000, summary=True, function=tace),
 )
-FURTHER = (  # measured like those above, in tables of their own
+FURTHER = (  # measured like ENSEMBLE, shown in separate tables
     Measure("adaptive_ece", "adaptive ECE", "lower", 2, "%", 100, function=adaptive_ece),
     Measure("classwise_ece", "classwise ECE", "lower", 3, "%", 100, function=classwise_ece),
     Measure("mce", "MCE", "lower", 2, "%", 100, function=mce),
@@ -97,7 +97,7 @@ SET_SIZE = Measure("set_size", "labels in a set", "lower", 2)
 CORRUPTION_ERROR = Measure("mean_error", "mCE (mean error over corruptions and severities)", "lower", 2, "%", 100)
 
 REDUNDANCY = Measure("redundancy", "redundancy", "lower", 3, "nats")
-FRESH_REDUNDANCY = {  # as evaluation.json calls it, read by a fresh estimator in the same way for every run
+FRESH_REDUNDANCY = {  # name in evaluation.json -> measure; estimated by a fresh discriminator, comparable between runs
     "conditional": Measure("conditional", "I(Zᵢ; Zⱼ | Y)", "lower", 3, "nats"),
     "unconditional": Measure("unconditional", "I(Zᵢ; Zⱼ)", "lower", 3, "nats"),
 }
@@ -125,27 +125,26 @@ OOD_SCORES = {  # name -> title
     "dice_x_w_tempered": "DICE × w + T",
 }
 
-MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
+MEANINGS = {  # name -> definition; the report and docs/measures.md quote it
     "accuracy": "share of images whose class is predicted",
     "nll": "negative log-likelihood: minus the mean log-probability of the true class; guessing gives log K",
     "ece": "expected calibration error: mean gap between confidence and accuracy, over 15 equal bins of confidence",
     "brier": "squared distance between the probabilities and the true class, summed over classes",
     "brier_per_class": "Brier divided by the number of classes, as the paper prints it",
     "tace": "thresholded adaptive calibration error: the gap for every class's probability above 0.001, over bins of "
-    "equally many",
+    "equal size",
     "adaptive_ece": "ECE over bins that hold equally many images",
     "classwise_ece": "ECE of each class's own probability, mean over classes",
     "mce": "maximum calibration error: the gap of the worst bin of ECE",
     "aurc": "area under the risk-coverage curve: error rate among the n surest images, mean over n",
-    "e_aurc": "what of AURC is due to the order of confidences, and not to the number of errors",
+    "e_aurc": "excess of AURC over the AURC of an ideal confidence, which ranks all errors last",
     "augrc": "AURC with errors counted among all images",
-    "accuracy_at_90": "accuracy on the nine tenths of the images that the ensemble is surest of",
+    "accuracy_at_90": "accuracy on the 90 % most confident images",
     "errors_fpr95": "share of the errors that are accepted when confidence accepts 95 % of the right answers",
-    "temperature": "the number that logits are divided by so that NLL is least on one half of the test set; above 1: "
-    "overconfident",
-    "predictive_entropy": "how unsure the ensemble is: the sum of the next two",
-    "expected_entropy": "how unsure its members are, on average",
-    "mutual_information": "how much they disagree about the probabilities",
+    "temperature": "divisor of the logits that minimizes the NLL on one half of the test set; above 1: overconfident",
+    "predictive_entropy": "entropy of the ensemble's probabilities: the sum of the next two",
+    "expected_entropy": "entropy of a member's probabilities, mean over members",
+    "mutual_information": "disagreement of the members about the probabilities",
     "ratio_error": "images that one member of a pair gets wrong, per image that both get wrong",
     "q_statistic": "1 if members are right on the same images, 0 if independently, below if on different ones",
     "agreement": "share of images on which two members predict the same class",
@@ -156,21 +155,21 @@ MEANINGS = {  # name -> what it says; the report and docs/measures.md quote it
     "ece_calibrated": "ECE with the temperature that was fitted on validation images",
     "mean_error": "share of shifted images whose class is not predicted, mean over kinds and severities",
     "set_size": "labels in the set that holds the true one with the chosen coverage, mean over images",
-    "redundancy": "information that the features of two members share given the class, as the run's own discriminator "
-    "reads it",
-    "conditional": "the same, read by a discriminator that is trained anew in the same way for every run",
+    "redundancy": "information that the features of two members share given the class, estimated by the run's own "
+    "discriminator",
+    "conditional": "the same information, estimated by a new discriminator that is trained alike for every run",
     "unconditional": "all information that the features of two members share, the class included",
     "fpr95": "share of OOD images accepted when 95 % of the test images are",
     "fpr95_ood_positive": "share of test images rejected when 95 % of the OOD images are",
     "detection": "mean of missed and wrongly accepted images at the best threshold",
     "auroc": "probability that a test image scores higher than an OOD image; 50 % is guessing",
-    "aupr_in": "area under precision and recall, test images being positive",
-    "aupr_out": "area under precision and recall, OOD images being positive",
+    "aupr_in": "area under the precision-recall curve, test images are positive",
+    "aupr_out": "area under the precision-recall curve, OOD images are positive",
 }
 REDUNDANCIES = (REDUNDANCY, *FRESH_REDUNDANCY.values())
 OF_PREDICTIONS = (*ENSEMBLE, *FURTHER, TEMPERATURE, SET_SIZE, *UNCERTAINTY)
 LISTED = (*OF_PREDICTIONS, *DIVERSITY, *SHIFT, CORRUPTION_ERROR, *REDUNDANCIES, *OOD)
-ALL = tuple(dict.fromkeys(LISTED))  # a shift measures some of the others again
+ALL = tuple(dict.fromkeys(LISTED))  # SHIFT repeats some measures
 
 
 def functions(measures: Iterable[Measure]) -> dict[str, Callable[[Tensor, Tensor], float | None]]:

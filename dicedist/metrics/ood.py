@@ -12,7 +12,7 @@ RESAMPLES, AT_ONCE = 200, 25
 
 
 def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
-    """One score per image, higher for in-distribution; images with equal scores fall on the same side."""
+    """Return the measures of one score per image, higher for in-distribution. Ties fall on the same side."""
     scores = torch.cat([scores_in, scores_out]).double()
     if not (len(scores_in) and len(scores_out) and scores.isfinite().all()):
         raise ValueError("ood needs finite scores for at least one in-distribution and one out-of-distribution image")
@@ -33,10 +33,10 @@ def ood(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
 
 
 def auroc_resamples(scores_in: Tensor, scores_out: Tensor, name: str = "") -> Tensor:
-    """The AUROC of RESAMPLES bootstrap draws of both sides.
+    """Return the AUROC of RESAMPLES bootstrap draws of both sides.
 
-    Each side has its own generator. All sets share the drawn in-distribution images, whatever their own size, so the
-    resamples of several sets may be averaged. The out-of-distribution images are drawn by the name of their set.
+    Each side has its own generator. All OOD sets share the drawn in-distribution images, so the resamples of several
+    sets may be averaged. The name of a set seeds the draws of its images.
     """
     scores = torch.cat([scores_in, scores_out]).double()
     distinct_T, place = scores.unique(return_inverse=True)
@@ -55,16 +55,16 @@ def auroc_resamples(scores_in: Tensor, scores_out: Tensor, name: str = "") -> Te
 
 
 def percentiles(resamples_R: Tensor) -> list[float]:
-    """The interval that holds 95 % of the resamples."""
+    """Return the interval that holds 95 % of the resamples."""
     return torch.quantile(resamples_R, torch.tensor([0.025, 0.975], dtype=resamples_R.dtype)).tolist()
 
 
 def _wins(in_T: Tensor, out_T: Tensor) -> float:
-    """Number of (in, out) pairs ranked correctly; a tie counts one half."""
+    """Return the number of (in, out) pairs ranked correctly; a tie counts one half."""
     return (out_T * (in_T.cumsum(0) - in_T / 2)).sum().item()
 
 
 def _average_precision(positive_T: Tensor, negative_T: Tensor) -> float:
-    """Mean over the positives of the precision at their score; the counts go from the most positive score down."""
+    """Return the mean over positives of the precision at their score. Counts go from the most positive score down."""
     accepted_T = (positive_T + negative_T).cumsum(0)
     return (positive_T * positive_T.cumsum(0) / accepted_T).sum().item() / positive_T.sum().item()

@@ -1,6 +1,6 @@
-"""Scores that tell inputs of the training's kind from others, higher for inputs of its kind.
+"""OOD scores of an input, higher for in-distribution inputs.
 
-Evaluation measures all of them. A trained ensemble answers with one: `score` computes it inside an exported graph too.
+Evaluation measures all scores. A trained ensemble answers with one of them, also inside an exported graph.
 
 Shapes: M members, N inputs, K classes.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 from dicedist.metrics.scoring import confidence, ensemble_logits, entropies
 
 KNN, INDEPENDENCE, DICE_X_W, MAX_SOFTMAX = "knn", "w_only", "dice_x_w", "max_softmax"
-SEEN = (KNN, INDEPENDENCE)  # from features: given
-FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and the ensemble's average
+OF_FEATURES = (KNN, INDEPENDENCE)  # scores that the caller computes from features
+FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # functions of logits_MNK and the ensemble's average
     MAX_SOFTMAX: lambda logits_MNK, average: confidence(ensemble_logits(logits_MNK, average)),
     "entropy": lambda logits_MNK, average: -entropies(logits_MNK)["predictive_entropy"],
     "mutual_information": lambda logits_MNK, average: -entropies(logits_MNK)["mutual_information"],
@@ -23,19 +23,19 @@ FROM_LOGITS: dict[str, Callable[[Tensor, str], Tensor]] = {  # of logits_MNK and
 
 
 def needs(name: str) -> str | None:
-    """Return which of SEEN a score is made of; None: of logits alone."""
+    """Return the entry of OF_FEATURES that a score needs; None if logits suffice."""
     return {KNN: KNN, INDEPENDENCE: INDEPENDENCE, DICE_X_W: INDEPENDENCE}.get(name)
 
 
-def score(name: str, logits_MNK: Tensor, average: str, seen: Mapping[str, Tensor]) -> Tensor:
-    """seen: what the score needs of the features, one value for each input."""
-    if name in SEEN:
-        return seen[name]
+def score(name: str, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]) -> Tensor:
+    """Return the named score of each input. feature_scores: the values of `needs(name)`, one for each input."""
+    if name in OF_FEATURES:
+        return feature_scores[name]
     if name == DICE_X_W:
-        return confidence(ensemble_logits(logits_MNK, average) * seen[INDEPENDENCE][:, None])
+        return confidence(ensemble_logits(logits_MNK, average) * feature_scores[INDEPENDENCE][:, None])
     return FROM_LOGITS[name](logits_MNK, average)
 
 
-def available(wanted: str, seen: Collection[str]) -> str:
-    """Return the score, or the largest probability where what it needs was not seen, as w of independent members."""
-    return wanted if needs(wanted) in (None, *seen) else MAX_SOFTMAX
+def available(wanted: str, feature_scores: Collection[str]) -> str:
+    """Return the wanted score, or max_softmax if its feature score is missing: independent members have no w."""
+    return wanted if needs(wanted) in (None, *feature_scores) else MAX_SOFTMAX

@@ -1,4 +1,4 @@
-"""The ensemble's probabilities from its members' logits, how unsure they are, and how good.
+"""Probabilities of an ensemble from its members' logits, with their entropies and proper scores.
 
 Shapes: M members, N inputs, K classes. All in float64; log_p_NK are natural log-probabilities.
 """
@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 
 def ensemble_logits(logits_MNK: Tensor, average: str = "logits") -> Tensor:
-    """logits_NK whose softmax is the ensemble's prediction: the mean of logits, or the log of mean probabilities."""
+    """Return logits_NK whose softmax is the ensemble's prediction: mean logits, or the log of mean probabilities."""
     if average == "logits":
         return logits_MNK.mean(dim=0, dtype=torch.float64)
     if average == "probabilities":
@@ -21,20 +21,20 @@ def ensemble_logits(logits_MNK: Tensor, average: str = "logits") -> Tensor:
 
 
 def ensemble_log_probabilities(logits_MNK: Tensor, average: str = "logits", temperature: float = 1.0) -> Tensor:
-    """log_p_NK of the ensemble; the temperature divides what was averaged, never the members' own logits."""
+    """Return log_p_NK of the ensemble. The temperature divides the averaged logits, never the members' own logits."""
     return torch.log_softmax(ensemble_logits(logits_MNK, average) / temperature, dim=-1)
 
 
 def confidence(logits_NK: Tensor) -> Tensor:
-    """The maximum softmax probability of each input, used as a score for out-of-distribution detection."""
+    """Return the maximum softmax probability of each input."""
     return logits_NK.double().softmax(dim=-1).amax(dim=-1)
 
 
 def entropies(logits_MNK: Tensor) -> dict[str, Tensor]:
-    """For each input [N], in nats: the entropy of the mean, the mean entropy of the members, and their difference.
+    """Return for each input [N], in nats: the entropy of the mean, the members' mean entropy, and their difference.
 
     The difference is the mutual information between the class and the choice of a member: the members' disagreement.
-    The mean is of the members' probabilities, whichever average the ensemble predicts with.
+    The mean is over the members' probabilities, also for an ensemble that averages logits.
     """
     log_p_MNK = torch.log_softmax(logits_MNK.double(), dim=-1)
     log_mean_NK = torch.logsumexp(log_p_MNK, dim=0) - math.log(len(log_p_MNK))
@@ -51,17 +51,17 @@ def entropy(log_p_NK: Tensor) -> Tensor:
 
 
 def hits(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
-    """1 where the most probable class is the label, else 0: one value per input, whose mean is the accuracy."""
+    """Return 1 for each input whose most probable class is the label, else 0. The mean is the accuracy."""
     return (log_p_NK.argmax(dim=-1) == labels_N).double()
 
 
 def surprisals(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
-    """-log p of the label, per input: the mean is the NLL."""
+    """Return -log p of each label. The mean is the NLL."""
     return -log_p_NK.gather(1, labels_N[:, None]).squeeze(1)
 
 
 def squared_errors(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
-    """Squared distance of the probabilities from the label, per input: between 0 and 2, the mean is the Brier score."""
+    """Return the squared distance of each input's probabilities from its label. The mean is the Brier score."""
     return (log_p_NK.exp() - one_hot(labels_N, log_p_NK.shape[1])).square().sum(dim=1)
 
 
@@ -78,5 +78,5 @@ def brier(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def brier_per_class(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """The paper's Brier score: the sum over classes divided by their number."""
+    """Return the paper's Brier score: the sum over classes divided by their number."""
     return brier(log_p_NK, labels_N) / log_p_NK.shape[1]

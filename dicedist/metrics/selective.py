@@ -1,7 +1,7 @@
 """Selective prediction: risk among the inputs that the ensemble accepts, the most confident first.
 
 Shapes: N inputs, R accepted shares (coverages), K classes. log_p_NK are natural log-probabilities in float64. Inputs of
-equal confidence are accepted in random order, and every figure is the exact mean over these orders.
+equal confidence are accepted in random order. Every value is the exact mean over these orders.
 """
 
 import math
@@ -17,12 +17,12 @@ CURVE_POINTS = 50
 
 
 def aurc(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Area under the risk-coverage curve: the mean over n of the error rate of the n most confident inputs."""
+    """Return the area under the risk-coverage curve: mean over n of the error rate of the n most confident inputs."""
     return _mean_risk(_errors_by_confidence(log_p_NK, labels_N))
 
 
 def e_aurc(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """The part of the AURC that is due to the order of confidences: with all errors last it would be zero."""
+    """Return the excess of the AURC over the AURC of an ideal confidence, which ranks all errors last."""
     errors_N = _errors_by_confidence(log_p_NK, labels_N)
     num_wrong = round(errors_N.sum().item())
     errors_last_N = torch.zeros_like(errors_N)
@@ -31,19 +31,19 @@ def e_aurc(log_p_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def augrc(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Area under the generalised curve (Traub et al., 2024), whose risk counts the errors among all inputs."""
+    """Return the area under the generalized curve (Traub et al., 2024), whose risk counts errors among all inputs."""
     errors_N = _errors_by_confidence(log_p_NK, labels_N)
     return ((errors_N.cumsum(0) - errors_N / 2).sum() / len(errors_N) ** 2).item()
 
 
 def accuracy_at_coverage(log_p_NK: Tensor, labels_N: Tensor) -> float:
-    """Accuracy on the nine tenths of the inputs that the ensemble is surest of."""
+    """Return the accuracy on the 90 % most confident inputs."""
     errors_N = _errors_by_confidence(log_p_NK, labels_N)
     return 1 - errors_N[: math.ceil(COVERAGE * len(errors_N))].mean().item()
 
 
 def errors_accepted(log_p_NK: Tensor, labels_N: Tensor) -> float | None:
-    """The share of errors accepted where 95 % of the right answers are; None without either of the two."""
+    """Return the share of errors accepted at the threshold that accepts 95 % of the hits; None without either."""
     confidence_N, predictions_N = log_p_NK.max(dim=1)
     right_N = predictions_N == labels_N
     if right_N.all() or not right_N.any():
@@ -52,7 +52,7 @@ def errors_accepted(log_p_NK: Tensor, labels_N: Tensor) -> float | None:
 
 
 def risk_coverage(log_p_NK: Tensor, labels_N: Tensor) -> dict[str, list[float]]:
-    """Points of the curve for a figure: the share of inputs accepted, and the error rate among them."""
+    """Return points of the curve for a figure: the share of inputs accepted, and the error rate among them."""
     errors_N = _errors_by_confidence(log_p_NK, labels_N)
     N = len(errors_N)
     counts_R = torch.linspace(0, N, min(N, CURVE_POINTS) + 1).round().long()[1:]
@@ -61,7 +61,7 @@ def risk_coverage(log_p_NK: Tensor, labels_N: Tensor) -> dict[str, list[float]]:
 
 
 def _errors_by_confidence(log_p_NK: Tensor, labels_N: Tensor) -> Tensor:
-    """1 for an error, 0 for a right answer, from the most confident input down; equals share their mean."""
+    """Return 1 for an error and 0 for a hit, from the most confident input down. Ties share their mean."""
     top_N, predictions_N = log_p_NK.max(dim=1)
     sorted_N, order_N = top_N.sort(descending=True)
     errors_N = (predictions_N != labels_N)[order_N].double()

@@ -1,7 +1,7 @@
 """Uncertainty of figures: intervals over seeds (Student's t) and over inputs (bootstrap), plain or paired.
 
 Shapes: N inputs, K classes, R resamples (B at a time), S seeds, P points of a curve. Differences are value - baseline.
-Seeds say how much training varies, inputs how much the test set does; neither interval covers the other.
+Intervals over seeds show the variation of training, intervals over inputs the variation of the test set.
 """
 
 import math
@@ -19,8 +19,8 @@ InputMeasure = Callable[[Tensor, Tensor], Tensor | float]
 
 
 class Interval(NamedTuple):
-    mean: float  # over seeds; for a bootstrap the value on all inputs as they are
-    deviation: float | None  # of a seed; for a bootstrap the standard error
+    mean: float  # over seeds; for a bootstrap the value on the original inputs
+    deviation: float | None  # over seeds; for a bootstrap the standard error
     lower: float | None
     upper: float | None
     n: int  # seeds or inputs
@@ -31,14 +31,14 @@ class Interval(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """Return whether a difference is beyond its noise; unknown counts as no."""
+        """Return whether the interval is known and does not contain 0."""
         return self.lower is not None and self.upper is not None and not self.lower <= 0 <= self.upper
 
 
 def over_seeds(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean, standard deviation and t interval of one figure per seed; one seed has neither of the last two."""
+    """Return mean, standard deviation and t interval of one value per seed. One seed has only a mean."""
     if not values:
-        raise ValueError("an interval over seeds needs the figure of at least one seed")
+        raise ValueError("an interval over seeds needs the value of at least one seed")
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Interval(mean, None, None, None, 1)
@@ -48,9 +48,9 @@ def over_seeds(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def paired_over_seeds(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
-    """The t interval of the differences, seed by seed: what both share with a seed cancels."""
+    """Return the t interval of the differences per seed. Effects of a seed on both sides cancel."""
     if len(values) != len(baseline):
-        raise ValueError(f"pairs need the same seeds on both sides: got {len(values)} and {len(baseline)} figures")
+        raise ValueError(f"pairs need the same seeds on both sides: got {len(values)} and {len(baseline)} values")
     return over_seeds([value - other for value, other in zip(values, baseline, strict=True)], level)
 
 
@@ -63,10 +63,10 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The percentile interval of a measure over resampled inputs, or of its difference from `baseline_NK` on the same.
+    """Return the percentile interval of a measure over resampled inputs, or of its difference from `baseline_NK`.
 
-    A measure that gives one value per input is averaged, all resamples in a few products; any other is called per
-    resample. Equal seeds draw equal inputs, so that intervals of several measures or methods belong together.
+    A measure with one value per input is averaged over many resamples at once. Any other is called for each resample.
+    Equal seeds draw equal inputs, so intervals of several measures or methods are comparable.
     """
     if num_resamples < 2:
         raise ValueError(f"num_resamples, the number of draws of all inputs, must be at least 2: got {num_resamples}")
@@ -87,13 +87,13 @@ def bootstrap(
 
 
 class Course(NamedTuple):
-    """A curve of two measures: its points are settings, each with one value per seed."""
+    """A curve of two measures. Each point is a setting, with one value per seed."""
 
     x_SP: Tensor
     y_SP: Tensor
 
     def at(self, place: float, seeds_RS: Tensor) -> Tensor:
-        """y_R on the curve through the means of these seeds, linear between points in the order of x; NaN outside."""
+        """Return y_R on the curve through the means of these seeds, linear between points; NaN outside."""
         x_RP, order_RP = self.x_SP[seeds_RS].mean(1).sort(1)
         y_RP = self.y_SP[seeds_RS].mean(1).gather(1, order_RP)
         right_R1 = (x_RP < place).sum(1, keepdim=True).clamp(1, x_RP.shape[1] - 1)
@@ -107,10 +107,10 @@ class Course(NamedTuple):
 def at_equal(
     course: Course, place: float, baseline: Course | None = None, num_resamples: int = 2000, level: float = 0.95
 ) -> Interval | None:
-    """y where x is `place`, or its difference from a baseline's, with a percentile interval over resampled seeds.
+    """Return y at x = `place`, or its difference from a baseline, with a percentile interval over resampled seeds.
 
-    A baseline has the same seeds, and is resampled with them. None if the place lies outside a curve in more than 1 of
-    20 resamples. With few seeds the interval is too narrow: five have 126 different resamples, three have 10.
+    The baseline has the same seeds, and shares the resamples. None if the place lies outside a curve in more than 1 of
+    20 resamples. With few seeds the interval is too narrow: five seeds have 126 different resamples, three have 10.
     """
     sides = [course] if baseline is None else [course, baseline]
     num_seeds = len(course.x_SP)
@@ -137,7 +137,7 @@ def _draw(num_resamples: int, N: int, generator: torch.Generator) -> Tensor:
 
 
 def _resampled_means(values_N: Tensor, num_resamples: int, generator: torch.Generator) -> Tensor:
-    """Mean of the values over the inputs of each resample, the same draws as one resample at a time."""
+    """Return the mean of the values over each resample. The draws equal those of one resample at a time."""
     N, means = len(values_N), []
     for first in range(0, num_resamples, RESAMPLES_AT_ONCE):
         rows_BN = _draw(min(RESAMPLES_AT_ONCE, num_resamples - first), N, generator).to(values_N.device)

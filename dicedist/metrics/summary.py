@@ -27,7 +27,7 @@ MAX_SUBSETS = 20
 def measure(
     logits_MNK: Tensor, labels_N: Tensor, average: str = "logits", folds: int = 1, seed: int = 0
 ) -> dict[str, Any]:
-    """Everything but OOD detection. `seed` and `folds` choose the halves on which temperatures are fitted."""
+    """Return every measure but OOD detection. `seed` and `folds` choose the halves on which temperatures are fitted."""
     labels_N = checked(logits_MNK, labels_N)
     averaged_NK = ensemble_logits(logits_MNK, average)
     log_p_NK = averaged_NK.log_softmax(dim=1)
@@ -43,7 +43,7 @@ def measure(
 
 
 def full_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int) -> dict[str, Any]:
-    """`measure`, and what figures need: pairs of members, curves, and accuracy by class."""
+    """Return `measure` and the values of figures: pairs of members, curves, and accuracy by class."""
     measures = measure(logits_MNK, labels_N, average, folds)
     log_p_NK = ensemble_log_probabilities(logits_MNK, average)
     temperature = measures["ensemble_tempered"]["temperature"] or 1.0
@@ -66,7 +66,7 @@ def full_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int
 
 
 def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """A flat dict for the tracker; a measure without a value is left out."""
+    """Return the records of a validation, by name. Measures without a value are left out."""
     labels_N = checked(logits_MNK, labels_N)
     log_p_NK = ensemble_log_probabilities(logits_MNK)
     members = _members(logits_MNK, labels_N)
@@ -79,15 +79,15 @@ def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
 
 
 def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """The measures of training images that are compared with validation: accuracies and diversity."""
+    """Return the records of training images that are compared with validation: accuracies and diversity."""
     measures = validation_measures(logits_MNK, labels_N)
-    kept = {names.record(whose, names.ACCURACY) for whose in (names.ENSEMBLE, names.MEMBERS)}
-    kept |= {names.record(names.DIVERSITY, measure.name) for measure in DIVERSITY}
-    return {name: value for name, value in measures.items() if name in kept}
+    compared = {names.record(whose, names.ACCURACY) for whose in (names.ENSEMBLE, names.MEMBERS)}
+    compared |= {names.record(names.DIVERSITY, measure.name) for measure in DIVERSITY}
+    return {name: value for name, value in measures.items() if name in compared}
 
 
 def checked(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
-    """Refuses what cannot be measured; returns the labels as int64, which indexing needs."""
+    """Return the labels as int64, for indexing. Raise ValueError if logits or labels cannot be measured."""
     if logits_MNK.ndim != 3 or not logits_MNK.numel():
         raise ValueError(f"logits must be [members, inputs, classes], none empty: got shape {list(logits_MNK.shape)}")
     _, N, K = logits_MNK.shape
@@ -112,7 +112,7 @@ def _mean_of(name: str, rows: list[dict[str, Any]]) -> float:
 
 
 def _risk_curves(logits_MNK: Tensor, labels_N: Tensor, log_p_NK: Tensor) -> dict[str, Any]:
-    """Curves of the ensemble, of its members on average, and of the most accurate member on these same inputs."""
+    """Return the curves of the ensemble, of the mean member, and of the member most accurate on these inputs."""
     log_p_MNK = logits_MNK.double().log_softmax(2)
     members = [risk_coverage(of_member_NK, labels_N) for of_member_NK in log_p_MNK]
     best = max(range(len(members)), key=lambda member: accuracy(log_p_MNK[member], labels_N))
@@ -131,7 +131,7 @@ def _per_class(values_N: Tensor, labels_N: Tensor, counts_K: Tensor) -> list[flo
 
 
 def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dict[str, float]:
-    """Mean accuracy of the ensembles of m members, for each m from 1 to M (the keys are strings, as in JSON)."""
+    """Return the mean accuracy of ensembles of m members, for each m from 1 to M (keys are strings, as in JSON)."""
     M, N, _ = logits_MNK.shape
     subsets = [subset for size in range(1, M + 1) for subset in _subsets(M, size)]
     masks_SM = torch.tensor([[i in subset for i in range(M)] for subset in subsets]).to(logits_MNK.device).double()
@@ -146,7 +146,7 @@ def _accuracy_by_size(logits_MNK: Tensor, labels_N: Tensor, average: str) -> dic
 
 
 def _subsets(M: int, size: int) -> list[tuple[int, ...]]:
-    """All subsets of `size` members if there are at most MAX_SUBSETS, else always the same MAX_SUBSETS of them."""
+    """Return all subsets of `size` members, or MAX_SUBSETS of them, the same in every call, if there are more."""
     if math.comb(M, size) <= MAX_SUBSETS:
         return list(combinations(range(M), size))
     draw = random.Random(size)

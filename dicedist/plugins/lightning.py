@@ -1,4 +1,4 @@
-"""Conditional redundancy in a LightningModule. Nothing is imported: it fits lightning and pytorch_lightning alike."""
+"""Conditional redundancy in a LightningModule. Imports neither lightning nor pytorch_lightning, and works with both."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from dicedist.algorithm.conditional_redundancy import ConditionalRedundancy
 
 
 class RedundancyMixin:
-    """Let `self.redundancy` of a LightningModule learn after each batch, and log its values.
+    """Mixin that trains the discriminator in `self.redundancy` after each batch, and logs its values.
 
         class Members(RedundancyMixin, LightningModule):
             def __init__(self):
@@ -17,8 +17,8 @@ class RedundancyMixin:
                 ...
                 return own_losses + self.redundancy(means, scales, labels)
 
-    It learns also after batches whose gradients are accumulated. Checkpoints of the trainer hold the discriminator, its
-    optimizer and its class memory. `validation_step` may call `self.redundancy`, which then only reads.
+    The discriminator also learns after batches whose gradients are accumulated. The trainer's checkpoints hold the
+    discriminator, its optimizer and its class memory. In `validation_step`, `self.redundancy` changes no state.
     """
 
     redundancy: ConditionalRedundancy
@@ -28,13 +28,13 @@ class RedundancyMixin:
         super().on_fit_start()  # type: ignore[misc]
         if self.trainer.world_size > 1:
             raise ValueError(
-                f"{self.trainer.world_size} processes would train as many discriminators: write devices=1, or spread "
-                "the members by dicedist train or DistributedRedundancy"
+                f"{self.trainer.world_size} processes would train as many discriminators: write devices=1, or "
+                "distribute the members with dicedist train or DistributedRedundancy"
             )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)  # type: ignore[misc]
         if self.redundancy.lesson is None:
-            return  # training_step left the batch out
+            return  # training_step skipped the batch
         size = len(self.redundancy.lesson.labels_B)
         self.log_dict(self.redundancy.learn(), batch_size=size)  # type: ignore[attr-defined]

@@ -16,15 +16,15 @@ SAVED = "redundancy.pt"  # in the Trainer's checkpoints
 
 
 class RedundancyPlugin(TrainerCallback):
-    """The members' cross-entropies and their redundancy as a loss, of which the discriminator learns after each batch.
+    """Loss function (cross-entropies and redundancy of the members) and callback that trains the discriminator.
 
         plugin = RedundancyPlugin(ConditionalRedundancy(num_members, feature_dim, num_classes))
         Trainer(model, args, compute_loss_func=plugin, callbacks=[plugin], ...)
 
-    The model returns a dict: member_logits [B, M, K], means [B, M, D] and, of stochastic members, scales [B, M, D].
-    TrainingArguments need label_names=["labels"], unless the model's `forward` has an argument of that name. The
-    discriminator learns also after batches whose gradients are accumulated. The Trainer's checkpoints hold it, and a
-    training that resumes from a checkpoint in args.output_dir reads it. In evaluation it only reads.
+    The model returns a dict: member_logits [B, M, K], means [B, M, D] and, for stochastic members, scales [B, M, D].
+    TrainingArguments need label_names=["labels"], unless the model's `forward` has an argument `labels`. The
+    discriminator also learns after batches whose gradients are accumulated. The Trainer's checkpoints hold the
+    discriminator, and training resumes from a checkpoint in args.output_dir. Evaluation does not change it.
     """
 
     def __init__(self, redundancy: ConditionalRedundancy) -> None:
@@ -33,11 +33,11 @@ class RedundancyPlugin(TrainerCallback):
     def __call__(
         self, outputs: Mapping[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """num_items_in_batch: inputs of all batches whose gradients are accumulated; the Trainer does not divide."""
+        """Return the loss. num_items_in_batch: inputs of all accumulated batches, by which this method must divide."""
         if labels is None:
             raise ValueError('the Trainer passed no labels: write TrainingArguments(label_names=["labels"], ...)')
         if torch.is_grad_enabled() and self.redundancy.lesson is not None:
-            raise ValueError("the discriminator did not learn from the batch before: write callbacks=[plugin], too")
+            raise ValueError("the discriminator did not learn from the previous batch: write callbacks=[plugin], too")
         by_member = {name: outputs[name].transpose(0, 1) for name in FIELDS if name in outputs}
         loss = cross_entropy(by_member["member_logits"], labels)
         loss = loss + self.redundancy(by_member["means"], by_member.get("scales"), labels)
@@ -48,8 +48,8 @@ class RedundancyPlugin(TrainerCallback):
     ) -> None:
         if (ranks := max(args.world_size, args.n_gpu)) > 1:
             raise ValueError(
-                f"{ranks} devices would share or copy the discriminator: use one, or spread the members by dicedist "
-                "train or DistributedRedundancy"
+                f"{ranks} devices would share or copy the discriminator: use one, or distribute the members with "
+                "dicedist train or DistributedRedundancy"
             )
         self.redundancy.to(args.device)
         if state.global_step:

@@ -1,1 +1,1 @@
-"""One page about runs: their records read and pooled, drawn as SVG, and laid out as HTML that needs no network."""
+"""Reports: read and pool the records of runs, draw them as SVG, and write one HTML page that needs no network."""

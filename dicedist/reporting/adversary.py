@@ -1,4 +1,4 @@
-"""The discriminator w: how well it tells joint from product pairs while it learns, and whether it can be trusted."""
+"""The section about the discriminator w: its loss and accuracy during training, and its calibration."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def section(groups: Sequence[Group]) -> Section | None:
 
 
 def guessing(groups: Sequence[Group]) -> tuple[Reference | None, Reference | None]:
-    """Loss and accuracy of a w that only knows the number of product pairs per joint pair."""
+    """Return loss and accuracy of a w that only knows the number of product pairs per joint pair."""
     ratios = {group.settings["redundancy.negatives"] for group in groups}
     if len(ratios) > 1:
         return None, None
@@ -48,7 +48,7 @@ def calibration(groups: Sequence[Group]) -> Figure | None:
 
 
 def curve(group: Group) -> list[Point]:
-    """The calibration bins of w, pooled over all runs."""
+    """Return the calibration curve of w, pooled over all runs."""
     bins: dict[int, list[dict[str, float]]] = {}
     for evaluation in group.evaluations:
         for found in (evaluation.get("redundancy") or {}).get("calibration", []):

@@ -40,7 +40,7 @@ def diagram(group: Group) -> Figure:
 
 
 def pooled_bins(group: Group, when: str) -> list[Bin]:
-    """Bins over the inputs of all runs together."""
+    """Return the reliability bins over the inputs of all runs together."""
     columns = zip(*(evaluation["reliability"][when] for evaluation in group.evaluations), strict=True)
     found = [column for bins in columns if (column := [bin for bin in bins if bin["count"]])]
     counts = [sum(bin["count"] for bin in column) for column in found]
@@ -49,5 +49,5 @@ def pooled_bins(group: Group, when: str) -> list[Bin]:
 
 
 def mean(bins: Sequence[Mapping[str, float]], name: str) -> float:
-    """Over all that the bins hold."""
+    """Return the mean of a value over the inputs of all bins."""
     return sum(bin["count"] * bin[name] for bin in bins) / sum(bin["count"] for bin in bins)

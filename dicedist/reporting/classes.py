@@ -1,4 +1,4 @@
-"""The per-class view: on which classes the ensemble is right, and what it gains there over its members."""
+"""Accuracy by class: of the ensemble, and its gain over the members."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def section(groups: Sequence[Group]) -> Section:
 
 
 def one_data_set(groups: Sequence[Group]) -> tuple[list[Figure], str, Table]:
-    """Figures of the hardest classes, and the title of the table of more of them."""
+    """Return figures of the hardest classes, and a longer table with its title."""
     rates = [class_rates(group) for group in groups]
     means: dict[str, list[float]] = {}
     for name, (ensemble, _) in (rate for own in rates for rate in own.items()):
@@ -37,7 +37,7 @@ def one_data_set(groups: Sequence[Group]) -> tuple[list[Figure], str, Table]:
 
 
 def class_rates(group: Group) -> Rates:
-    """The classes that have test images."""
+    """Return the accuracies by class, for classes with test images."""
     columns = [evaluation["per_class"] for evaluation in group.evaluations]
     names = group.evaluations[0].get("class_names") or [f"class {k}" for k in range(len(columns[0]["ensemble"]))]
     found = {}

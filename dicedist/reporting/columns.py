@@ -1,4 +1,4 @@
-"""The columns that ensembles are compared by: a measure, and where an evaluation.json has it."""
+"""Columns of comparison tables: a measure, and how to read it from evaluation.json."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, OOD, Measure
 from dicedist.reporting.records import Group, Pooled, dig
 
 BY_NAME = {measure.name: measure for measure in (*ENSEMBLE, *DIVERSITY, *OOD)}
-CLEAN = "0"  # the severity of the test images as they are
+CLEAN = "0"  # severity of the original test images
 Evaluation = Mapping[str, Any]  # an evaluation.json
 Reading = Callable[[Evaluation], float | None]
 
@@ -36,7 +36,7 @@ def reading(*path: str) -> Reading:
 
 
 def auroc_reading(score: str, sets: Sequence[str]) -> Reading:
-    """The mean AUROC over the OOD sets, where the score was measured on all of them."""
+    """Return a reading of the mean AUROC over OOD sets; None unless the score was measured on all of them."""
 
     def read(evaluation: Evaluation) -> float | None:
         found = [evaluation["ood"][name].get(score) for name in sets]
@@ -46,7 +46,7 @@ def auroc_reading(score: str, sets: Sequence[str]) -> Reading:
 
 
 def shift_reading(name: str) -> Reading:
-    """The mean of a measure over the severities of the one shift that was measured."""
+    """Return a reading of the mean of a measure over severities, for runs with exactly one shift."""
 
     def read(evaluation: Evaluation) -> float | None:
         shifts = list(evaluation.get("shift", {}).values())
@@ -59,6 +59,6 @@ def shift_reading(name: str) -> Reading:
 
 
 def common_sets(groups: Iterable[Group]) -> list[str]:
-    """OOD sets that every evaluated run has, so that means over them are comparable."""
+    """Return the OOD sets of every evaluated run, so that means over them are comparable."""
     every = [set(evaluation.get("ood", {})) for group in groups for evaluation in group.evaluations]
     return sorted(set.intersection(*every)) if every else []

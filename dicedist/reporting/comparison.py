@@ -22,7 +22,7 @@ COMPARED = [
     *(Column(measure.title, measure, reading("diversity", measure.name)) for measure in DIVERSITY if measure.summary),
 ]
 RESAMPLED = [measure for measure in (*ENSEMBLE, *FURTHER) if measure.name in ("accuracy", "nll", "brier", "aurc")]
-MEANS, OTHERS = 1000, 200  # resamples: of means over inputs, and of measures that are computed for each resample
+MEANS, OTHERS = 1000, 200  # resamples: for means over inputs, and for measures that need a call per resample
 Pairs = list[tuple[Recorded, Recorded]]  # runs of equal seeds: of the ensemble, of the baseline
 
 
@@ -33,7 +33,7 @@ def section(groups: Sequence[Group]) -> Section | None:
 
 
 def one_block(baseline: Group, *others: Group) -> Table | None:
-    """The ensembles of one data set."""
+    """Return the table of differences for the ensembles of one data set."""
     paired = {group.label: pairs for group in others if (pairs := pairs_of(group, baseline))}
     if not paired:
         return None
@@ -68,7 +68,7 @@ def over_seeds(pairs: Pairs, column: Column) -> Interval | None:
 
 
 def over_inputs(pairs: Pairs) -> dict[str, Interval]:
-    """The differences by measure; nothing where the runs kept no logits, or were not tested on the same inputs."""
+    """Return the differences by measure; empty if runs lack logits or were tested on different inputs."""
     read = [log_probabilities(run) for pair in pairs for run in pair]
     known = [found for found in read if found is not None]
     if len(known) < len(read) or not all(torch.equal(labels_N, known[0][1]) for _, labels_N in known):
@@ -105,7 +105,7 @@ def log_probabilities(recorded: Recorded) -> tuple[Tensor, Tensor] | None:
 
 
 def difference(interval: Interval | None, measure: Measure) -> Cell:
-    """Bold where the interval leaves 0 out, grey where it does not or is not known."""
+    """Format a difference: bold if the interval excludes 0, else gray."""
     if interval is None:
         return Cell("")
     return Cell(in_words(interval, measure), kind="best" if interval.excludes_zero else "unclear")

@@ -1,4 +1,4 @@
-"""What `predict` does: temperature, abstention, label sets and OOD threshold, with what they promise."""
+"""Decisions of `predict`: temperature, abstention, label sets and OOD threshold, with their guarantees."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def section(groups: Sequence[Group]) -> Section:
 
 
 def entry(group: Group, evaluation: dict[str, Any]) -> tuple[Group, Table, str | None]:
-    """The run with the lowest seed: every run has thresholds of its own."""
+    """Return the table of the run with the lowest seed. Each run has its own thresholds."""
     found = evaluation["calibration"]
     itself = " itself" if found["source"] == "test" else ""
     heads = [Head("what predict does"), Head("promised", kind="text"), Head(f"on the test set{itself}", kind="text")]

@@ -1,4 +1,4 @@
-"""Training dynamics: what the records of training and validation say, epoch by epoch."""
+"""Training dynamics: curves of training and validation records over epochs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The page and the Markdown tables of a comparison that was decided beforehand."""
+"""The page and the Markdown tables of a preregistered comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Contrast:
-    """An ensemble next to another one, paired over seeds."""
+    """Differences between two ensembles, paired over seeds."""
 
     name: str
     style: int
@@ -50,7 +50,7 @@ class Contrast:
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:
-    """The columns in which every run has a value."""
+    """Return the columns in which every run has a value."""
     sets = common_sets(groups)
     known = [
         Column("ensemble accuracy", BY_NAME["accuracy"], reading("ensemble", "accuracy")),
@@ -86,7 +86,7 @@ def contrasts(comparison: Comparison) -> list[Contrast]:
 
 
 def variations(curves: Sequence[Curve]) -> list[Contrast]:
-    """Every value of a curve's key next to its first one."""
+    """Return the contrast of every value of a curve's key with the first value."""
     shown, found = columns([group for curve in curves for group in curve.stops.values()]), []
     for curve in curves:
         (first, baseline), *others = curve.stops.items()
@@ -163,7 +163,7 @@ def difference_picture(title: str, found: Sequence[Contrast]) -> Figure:
 
 
 def detection(groups: Sequence[Group]) -> Figure | None:
-    """AUROC of every score that some method has."""
+    """Draw the AUROC of every score that some method has."""
     auroc, sets, rows = BY_NAME["auroc"], common_sets(groups), {}
     for score, title in OOD_SCORES.items():
         column = Column(title, auroc, auroc_reading(score, sets))
@@ -181,7 +181,7 @@ def detection(groups: Sequence[Group]) -> Figure | None:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The tables of results and differences, for docs/."""
+    """Return the tables of results and differences as Markdown, for docs/."""
     trials, baseline = sum(sum(one.values()) for one in comparison.trials.values()), comparison.baseline.label
     about = f"{comparison.title}: {comparison.about}; {trials} trials of search, equally many for each method."
     apart = f"Differences from {baseline}, paired over seeds, 95 % intervals (bold: zero left out):"

@@ -1,4 +1,4 @@
-"""Means and their intervals as rows of bars, to be compared with each other or with zero."""
+"""Forest plots: means and their intervals as rows of bars."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Bar:
 
 
 def forest(title: str, label: str, rows: Mapping[str, Sequence[Bar]], zero: bool = False, width: int = 360) -> Figure:
-    """Rows by name, from top to bottom; `zero` draws a line there, which differences are to be compared with."""
+    """Draw rows by name, from top to bottom. zero: draw a line at 0, for differences."""
     bars = [bar for row in rows.values() for bar in row]
     top = height = ROW * len(rows) + BAR * len(bars)
     across = svg.axis(label, [*(end for bar in bars for end in bar.ends), *([0.0] if zero else [])], 4)

@@ -1,4 +1,4 @@
-"""The gallery: test images on which the members disagree most, and what each of them says."""
+"""The gallery: the test images on which the members disagree most, with each member's prediction."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ WIDEST = 64  # pixels, as stored
 
 
 def section(groups: Sequence[Group]) -> Section | None:
-    """Of each ensemble, the first run that has images."""
+    """Return the gallery of each ensemble's first run that has images."""
     chosen = [next((run for run in group.runs if run.gallery and run.evaluation), None) for group in groups]
     walls = [
         (f"{group.label}, seed {run.config.seed}", cards(run)) for group, run in zip(groups, chosen, strict=True) if run
@@ -34,7 +34,7 @@ def cards(run: Recorded) -> list[dict[str, Any]]:
 
 
 def card(gallery: dict[str, np.ndarray], place: int, members: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-    """An image, and what each member says of it: its class, how sure it is, whether it is right."""
+    """Return an image with each member's class, confidence and correctness."""
     truth, ensemble = int(gallery["labels"][place]), int(gallery["ensemble"][place])
     predictions, confidences = gallery["predictions"][:, place].tolist(), gallery["confidences"][:, place].tolist()
     answers = [

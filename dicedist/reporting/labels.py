@@ -1,4 +1,4 @@
-"""Names of ensembles in a report: by their method, and by whatever else tells them apart."""
+"""Labels of ensembles in a report: the method, and the settings that distinguish the ensembles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ Settings = Mapping[str, Any]  # dotted key -> value, for everything that can cha
 
 # The paper's order of rows; other methods follow, sorted by name.
 ORDER = ("ind", "one", "okddip", "adp", "ib", "ceb", "ibr", "cebr", "dice")
-# Where these differ, every label says so; other differences are only added to labels that would be the same.
+# If these differ, every label shows them. Other differences are added only to labels that would be equal.
 FOREMOST = ("data.name", "network.name", "ensemble", "epochs", "data.train_limit")
 OF_METHOD = ("method.name", "method.title", "method.meaning")
 WORDING = {
@@ -23,7 +23,7 @@ WORDING = {
 
 
 def labels(ensembles: Sequence[Settings]) -> list[str]:
-    """Just long enough to tell the ensembles apart: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
+    """Return the shortest distinct labels: DICE, Ind.; DICE δ 0.1, DICE δ 0.2; DICE 4-net, DICE 4-branch."""
     texts = [settings["method.title"] for settings in ensembles]
     for key in FOREMOST:
         if varies(key, ensembles):
@@ -41,7 +41,7 @@ def labels(ensembles: Sequence[Settings]) -> list[str]:
 
 
 def shared(ensembles: Sequence[Settings]) -> list[str]:
-    """The foremost settings that all ensembles have in common, in words."""
+    """Describe the main settings that all ensembles share."""
     return [
         wording(key, ensembles[0][key])
         for key in FOREMOST

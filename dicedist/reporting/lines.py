@@ -1,4 +1,4 @@
-"""A chart with one pooled line per ensemble, labeled at its end where there is room."""
+"""Line charts with one pooled line per ensemble, labeled at its end if there is room."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dicedist.reporting.svg import Axis, Figure, Panel, number
 MOST_MARKERS = 16
 WIDEST_LABEL = 96.0
 LABEL_GAP = 13.0
-Reference = tuple[float, str]  # a height that a reader compares the lines with, and its name
+Reference = tuple[float, str]  # height and name of a horizontal reference line
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def line_chart(
     diagonal: bool = False,
     note: str = "",
 ) -> Figure | None:
-    """Draw the lines that have points. diagonal: both axes are the same."""
+    """Draw the lines that have points. diagonal: use the same range for both axes."""
     lines = [line for line in lines if line.points]
     if not lines:
         return None
@@ -43,7 +43,7 @@ def line_chart(
     if reference:
         height, name = reference
         panel.reference((x.low, height), (x.high, height))
-        panel.write(panel.left + 4, panel.y(height) - 5, name, "note")
+        panel.write(panel.right - 4, panel.y(height) - 5, name, "note", "end")  # lines mostly begin at it
     for line in lines:
         draw_line(panel, line, x.label)
     if named:
@@ -83,7 +83,7 @@ def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def heights(lines: Sequence[Line]) -> list[float]:
-    """Return the values for the axis: the ends of all curves, without the few extremes that would flatten the rest."""
+    """Return the values that the axis must cover: the ends of all curves, without a few extremes."""
     found = sorted(height for line in lines for point in line.points for height in band(point))
     cut = len(found) // 100
     return [*found[cut : len(found) - cut], *(height for line in lines for height in band(line.points[-1]))]

@@ -1,4 +1,4 @@
-"""The pieces of a page as values: sections and tables. Templates turn them into HTML, and escape all text."""
+"""Sections and tables of a page as values. Templates turn them into HTML, and escape all text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from dicedist.reporting.svg import Figure, render
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its template says in which words and in which order the values are shown."""
+    """A section of a page: a template and its values."""
 
     template: str
     title: str
     values: Mapping[str, Any]
-    name: str = ""  # if it is not the template's
+    name: str = ""  # if it differs from the template's
 
     @property
     def anchor(self) -> str:
@@ -37,7 +37,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a column; neighbors with the same `over` have it as their common title."""
+    """The head of a column. Neighbors with equal `over` share it as a common title."""
 
     title: str
     over: str = ""
@@ -52,12 +52,12 @@ class Cell:
     style: int | None = None  # of the ensemble that the text names
 
 
-Row = Sequence[Any]  # of cells and plain values; a string alone is the heading of the rows below it
+Row = Sequence[Any]  # cells and plain values; a lone string is the heading of the rows below
 
 
 @dataclass(frozen=True)
 class Table:
-    """The first cell of a row is its head."""
+    """A table. The first cell of a row is its head."""
 
     caption: str
     heads: Sequence[Head]
@@ -81,7 +81,7 @@ def named(group: Group) -> Cell:
 
 
 def estimate(value: Pooled | None, decimals: int, scale: float = 1, best: bool = False) -> Cell:
-    """Mean and deviation over seeds."""
+    """Format mean and deviation over seeds."""
     if value is None:
         return Cell("–", kind="none")
     spread = "" if value.deviation is None else f"± {fixed(scale * value.deviation, decimals)}"
@@ -89,7 +89,7 @@ def estimate(value: Pooled | None, decimals: int, scale: float = 1, best: bool =
 
 
 def estimates(values: Sequence[Pooled | None], measure: Measure) -> list[Cell]:
-    """Values that are compared with each other, the best in bold."""
+    """Format values that are compared with each other, the best in bold."""
     best = best_of(values, measure)
     return [estimate(v, measure.decimals, measure.scale, is_best) for v, is_best in zip(values, best, strict=True)]
 
@@ -99,7 +99,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
-    """Mark the one that is `apart` from every other and better, if there is one."""
+    """Mark the value that is better than and `apart` from all others, if there is one."""
     known = [value for value in values if value is not None]
     if len(known) < 2 or measure.better is None:
         return [False] * len(values)
@@ -109,9 +109,9 @@ def best_of(values: Sequence[Pooled | None], measure: Measure) -> list[bool]:
 
 
 def apart(one: Pooled, other: Pooled) -> bool:
-    """Beyond both deviations, and where seeds can be paired also beyond the t interval of their differences.
+    """Return whether two values differ by more than both deviations and, if seeds are paired, beyond the t interval.
 
-    A single run has no deviation, so that nothing can be said of it.
+    A single run has no deviation, so it is apart from nothing.
     """
     if one.deviation is None or other.deviation is None:
         return False

@@ -25,7 +25,7 @@ def scores_of(group: Group, name: str) -> list[str]:
 def histograms(group: Group, name: str, score: str) -> Figure:
     known = (evaluation.get("ood", {}).get(name, {}).get(score) for evaluation in group.evaluations)
     every = [result for result in known if result is not None]
-    # Of scores without bounds each run has a range of its own: the picture is of the first run then.
+    # Unbounded scores have a different range in each run, so the figure shows the first run.
     found = [result for result in every if result.get("range") == every[0].get("range")]
     inside, outside = (
         [statistics.fmean(column) for column in zip(*(result["histogram"][side] for result in found), strict=True)]
@@ -47,14 +47,14 @@ def histograms(group: Group, name: str, score: str) -> Figure:
 
 
 def steps(shares: Sequence[float], low: float, high: float) -> list[tuple[float, float]]:
-    """The outline of a histogram, in %; it starts and ends at zero."""
+    """Return the outline of a histogram in %, from zero to zero."""
     width = (high - low) / len(shares)
     corners = [(low + x * width, 100 * share) for place, share in enumerate(shares) for x in (place, place + 1)]
     return [(low, 0), *corners, (high, 0)]
 
 
 def rankings(groups: Sequence[Group]) -> list[Table]:
-    """For each group of sets: the scores of every ensemble, the best first."""
+    """Return a table for each group of sets: the scores of every ensemble, the best first."""
     found = [evaluation.get("ood_groups", {}) for group in groups for evaluation in group.evaluations]
     members = {name: entry for of_run in reversed(found) for name, entry in of_run.items()}  # of the first run
     return [ranking(groups, name, members[name]) for name in distinct(name for of_run in found for name in of_run)]
@@ -62,19 +62,26 @@ def rankings(groups: Sequence[Group]) -> list[Table]:
 
 def ranking(groups: Sequence[Group], name: str, sets: dict[str, list[str]]) -> Table:
     ranked = []
-    for group, score in ((group, score) for group in groups for score in OOD_SCORES):
+    for group, score in ((own, score) for own in groups for score in ranked_scores(own, name)):
         path = ("ood_groups", name, "scores", score)
         auroc = group.measure(*path, "auroc")
         lower, upper = (group.measure(*path, "auroc_interval", side) for side in (0, 1))
         if auroc is not None and lower is not None and upper is not None:
             rates = [estimate(group.measure(*path, key), 2, 100) for key in ("fpr95", "fpr95_ood_positive")]
             interval = f"{100 * lower.mean:.2f} – {100 * upper.mean:.2f}"
-            ranked.append((auroc.mean, [OOD_SCORES[score], group.label, estimate(auroc, 2, 100), interval, *rates]))
+            ranked.append(
+                (auroc.mean, [OOD_SCORES.get(score, score), group.label, estimate(auroc, 2, 100), interval, *rates])
+            )
     lacking = f", without {', '.join(sets['missing'])} (not found)" if sets["missing"] else ""
     titles = ("AUROC ↑", "95 % interval over images", *(measure.title + measure.arrow for measure in OOD[:2]))
     heads = [Head("score"), Head("ensemble", kind="text"), *map(Head, titles)]
     caption = f"Scores ranked, {name}: means over {', '.join(sets['sets'])}{lacking}, in %"
     return Table(caption, heads, [row for _, row in sorted(ranked, key=lambda entry: -entry[0])])
+
+
+def ranked_scores(group: Group, name: str) -> list[str]:
+    found = [evaluation.get("ood_groups", {}).get(name, {}) for evaluation in group.evaluations]
+    return distinct(score for of_run in found for score in of_run.get("scores", {}))
 
 
 def measures(groups: Sequence[Group], name: str) -> Table:

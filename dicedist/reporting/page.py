@@ -1,4 +1,4 @@
-"""The page: its sections in order below a table of contents, in one file that includes its style and has no script."""
+"""The report page: sections below a table of contents, in one HTML file with its style and without scripts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,25 +28,25 @@ from dicedist.runs.run import Run
 
 
 def write_report(runs: Sequence[Run], output: Path) -> None:
-    """Report whatever the runs have recorded so far; runs that differ only in their seed are pooled."""
+    """Write a report of all records so far. Runs that differ only in their seed are pooled."""
     text = page(read_groups(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_text(output, as_text(text))
 
 
 def as_text(text: str) -> str:
-    """Replace what is no text: parts of file names that are not UTF-8."""
+    """Replace surrogates, which stand for bytes of file names that are not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_own_report(run: Run) -> None:
-    """Write the page of a run into its folder, where another process may do so at the same moment."""
+    """Write the report of a run into its folder, also if another process does so at the same time."""
     with run.writing():
         write_report([run], run.report_file)
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Figure]:
-    """The figures of the report by name."""
+    """Return the figures of the report by name."""
     return {figure.name: figure for section in sections(read_groups(runs)) for figure in section.figures}
 
 
@@ -82,12 +82,12 @@ def sections(groups: Sequence[Group]) -> list[Section]:
 
 
 def document(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Any page: its sections below a table of contents."""
+    """Return a page: its sections below a table of contents."""
     return str(render("page.html", title=title, about=about, sections=sections, version=__version__))
 
 
 def write_comparison(output: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The paper's figures next to ours: a section for each of its tables, whose name is the first column."""
+    """Write the paper's figures next to ours, with a section for each table, which the first column names."""
     lead = "Measures in the paper's unit, mean and deviation over seeds."
     heads, found = [Head(title) for title in head[1:]], []
     for name in distinct(row[0] for row in rows):

@@ -1,4 +1,4 @@
-"""The paper's own figures, from conf/paper.csv: one row for each figure of a cell.
+"""The figures printed in the paper, from conf/paper.csv: one row for each figure of a cell.
 
 table    the table of the paper, by our name for it
 cell     a row of conf/cells.csv
@@ -15,7 +15,7 @@ from dicedist.config import Config, Scope, changed_keys, compose_config, flatten
 from dicedist.config.compose import CONF
 from dicedist.reporting.records import Pooled
 
-RUNS = 3  # behind each mean of the paper
+RUNS = 3  # per mean in the paper
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Figure:
 
     @property
     def pooled(self) -> Pooled | None:
-        """In the paper's unit."""
+        """Return mean and deviation in the paper's unit."""
         if self.paper == "-":
             return None
         mean, _, deviation = self.paper.partition(" +- ")

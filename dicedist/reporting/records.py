@@ -1,4 +1,4 @@
-"""Reads what runs left in their folders, and pools runs that differ only in the seed."""
+"""Read the records of runs from their folders, and pool runs that differ only in the seed."""
 
 import json
 import math
@@ -26,14 +26,14 @@ MEASURED = {
     "member_ids", "ensemble", "ensemble_tempered", "members", "diversity", "accuracy_by_size", "reliability",
     "per_class",
 }  # fmt: skip
-OWN = ("folder", "files", "shards", "vectors", "own")  # data that a name alone does not tell apart
+OWN = ("folder", "files", "shards", "vectors", "own")  # data sets that need more than a name
 LONGEST_CURVE = 200
 COLORS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The content of one run's folder."""
+    """The records and results of one run."""
 
     run: Run
     config: Config  # with resolved values
@@ -44,7 +44,7 @@ class Recorded:
 
     @property
     def missing(self) -> list[str]:
-        """The gaps of this run, and how to fill them."""
+        """The missing results of this run, and how to produce them."""
         notes = []
         if not self.records:
             notes.append("no records of training")
@@ -61,7 +61,7 @@ class Recorded:
 
     @property
     def sets_not_found(self) -> list[str]:
-        """Names of OOD sets; each line of `ood_missing` begins with one."""
+        """Names of the OOD sets that were not found. Each line of `ood_missing` begins with one."""
         return [line.partition(":")[0] for line in self.evaluation.get("ood_missing", [])]
 
     @property
@@ -71,7 +71,7 @@ class Recorded:
 
     @cached_property
     def settings(self) -> Settings:
-        """Everything that can change a result, except the seed."""
+        """All settings that can change a result, except the seed."""
         config, evaluation, size = self.config, self.evaluation, self.plan.num_members
         compares = "redundancy" in config.method.terms
         ignored = SHOWN_OTHERWISE if compares else (*SHOWN_OTHERWISE, "redundancy.")
@@ -96,7 +96,7 @@ class Pooled:
     mean: float
     deviation: float | None  # sample deviation, with n - 1; None for a single run
     n: int
-    values: tuple[float, ...] = ()  # one per run, in the order of seeds; unknown of published figures
+    values: tuple[float, ...] = ()  # one per run, in the order of seeds; empty for published figures
 
     def times(self, scale: float) -> "Pooled":
         deviation = None if self.deviation is None else scale * self.deviation
@@ -126,14 +126,14 @@ class Group:
         return [run.evaluation for run in self.runs if run.evaluation]
 
     def pooled(self, read: Callable[[dict[str, Any]], float | None]) -> Pooled | None:
-        """One number of evaluation.json, pooled over the runs that have it."""
+        """Pool one number of evaluation.json over the runs that have it."""
         return pool(map(read, self.evaluations))
 
     def measure(self, *path: str | int) -> Pooled | None:
         return self.pooled(lambda evaluation: dig(evaluation, path))
 
     def curve(self, name: str, scale: float = 1) -> list[Point]:
-        """A measure of metrics.jsonl against the epoch, pooled at each step over the runs that have it."""
+        """Return a measure of metrics.jsonl over epochs, pooled at each step over the runs that have it."""
         by_step: dict[int, list[float]] = {}
         epochs: dict[int, float] = {}
         for record in (record for run in self.runs for record in run.records):
@@ -146,7 +146,7 @@ class Group:
 
 
 def read_groups(runs: Sequence[Run]) -> list[Group]:
-    """The pooled runs, by data set, then in the paper's order of methods, then by delta."""
+    """Return the pooled runs, sorted by data set, then in the paper's order of methods, then by delta."""
     distinct = {run.directory.resolve(): run for run in runs}
     by_settings: dict[str, list[Recorded]] = {}
     for recorded in map(read_run, distinct.values()):
@@ -161,7 +161,7 @@ def read_groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def styles_of(methods: Sequence[str]) -> list[int]:
-    """A method has the same color on every page; several ensembles of one color differ in their marker."""
+    """Return a style for each method. A method has the same color on every page; equal colors differ in the marker."""
     colors = [COLORS.get(method, crc32(method.encode()) % NUM_STYLES) for method in methods]
     return [color + NUM_STYLES * colors[:place].count(color) for place, color in enumerate(colors)]
 
@@ -191,7 +191,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             records.append({"step": int(record["step"]), "epoch": float(record["epoch"]), **record})
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines):
-                break  # a line cut off by a crash, or being written right now
+                break  # the last line may be cut off by a crash, or incomplete
             raise ValueError(f"{path} is damaged at line {number}: delete that line to report the others") from error
     return records
 
@@ -218,12 +218,12 @@ def read_gallery(run: Run, evaluation: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """In the order of their first appearance."""
+    """Return the names without repetitions, in the order of their first appearance."""
     return list(dict.fromkeys(names))
 
 
 def dig(values: Any, path: Iterable[str | int]) -> float | None:
-    """The number at the end of the path, or None where it breaks off."""
+    """Return the number at the end of the path; None if the path does not exist."""
     for key in path:
         if isinstance(values, list) and isinstance(key, int):
             values = values[key]
@@ -243,7 +243,7 @@ def pool(values: Iterable[float | None]) -> Pooled | None:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Averages neighboring points if there are more than a figure can show."""
+    """Average neighboring points if there are more than a figure can show."""
     size = math.ceil(len(points) / LONGEST_CURVE) or 1
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
     return [

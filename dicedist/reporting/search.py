@@ -1,4 +1,4 @@
-"""The page of a search: its history, which keys mattered, and the measure against every key."""
+"""The page of a search: history, importance of keys, and the objective against every key."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ class Attempt:
     state: str  # complete | pruned | fail | running
     written: Mapping[str, str]  # key -> value, as an override takes it
     numbers: Mapping[str, float]  # of the keys that have numbers
-    values: Sequence[float]  # of the objectives in their units, once complete
-    course: Sequence[tuple[float, float]]  # epochs, and the objective after them
-    is_best: bool  # with several objectives: no other is better in all of them
+    values: Sequence[float]  # of the objectives in their units; empty until complete
+    course: Sequence[tuple[float, float]]  # epochs and objective
+    is_best: bool  # for several objectives: on the Pareto front
     reason: str  # why it failed
 
 
@@ -97,7 +97,7 @@ def piece(key: str, aim: Aim, complete: Sequence[Attempt]) -> Figure:
 
 
 def placed(key: str, complete: Sequence[Attempt]) -> tuple[list[float], Axis]:
-    """Place the trials: numbers that span a decade by their logarithm, words side by side."""
+    """Return the places of the trials and their axis: logarithmic if numbers span a decade, and even for words."""
     if all(key in one.numbers for one in complete):
         numbers = [one.numbers[key] for one in complete]
         if min(numbers) > 0 and max(numbers) / min(numbers) >= 10:

@@ -1,4 +1,4 @@
-"""Abstention and calibration beyond the ECE: risk-coverage curves, and a table of the measures that go with them."""
+"""Abstention and calibration beyond the ECE: risk-coverage curves, and a table of the measures."""
 
 import statistics
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def curves(group: Group) -> list[dict[str, list[float]]]:
 
 
 def points(group: Group, name: str) -> list[Point]:
-    """Pooled over the runs that were tested on equally many inputs as the first, in %."""
+    """Return the curve in %, pooled over the runs with as many test inputs as the first run."""
     found = curves(group)
     alike = [curve for curve in found if curve["coverage"] == found[0]["coverage"]]
     pooled = [pool(100 * risk for risk in column) for column in zip(*(curve[name] for curve in alike), strict=True)]
@@ -51,5 +51,5 @@ def measures(groups: Sequence[Group]) -> Table:
         [m.heading + when + m.arrow, *estimates([group.measure(part, m.name) for group in groups], m)]
         for m, when, part in parts
     ]
-    caption = "Calibration, abstention and the two sources of uncertainty; + T: by the split-half protocol on test"
+    caption = "Calibration, abstention and the two sources of uncertainty; + T: the paper's protocol"
     return Table(caption, [Head("measure"), *(Head(group.label) for group in groups)], rows)

@@ -1,4 +1,4 @@
-"""Shifted images: curves of every measure over the severity, and the error on each kind of corruption."""
+"""Shifted images: curves of every measure over severity, and the error for each corruption."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def curve(group: Group, kind: str, measure: Measure) -> list[Point]:
 
 
 def errors(groups: Sequence[Group], kind: str) -> Table:
-    """The error on each corruption, the mean over its severities; and over all."""
+    """Return the table of mean errors over severities, for each corruption and over all of them."""
     found = [e["shift"][kind] for group in groups for e in group.evaluations if kind in e.get("shift", {})]
     names = distinct(name for shift in found for name in shift["sets"])
     values = {name: [group.pooled(mean_error(kind, name)) for group in groups] for name in names}

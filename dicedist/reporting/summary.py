@@ -1,4 +1,4 @@
-"""The summary: one row per ensemble with seeds pooled, the best of each column in bold; and tiles for the best ones."""
+"""The summary: one row per ensemble with seeds pooled, the best of each column in bold, and tiles for the best."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from dicedist.reporting.records import Group, Pooled
 
 FRESH = "redundancy, by a fresh estimator"
 PREDICTORS = ("ensemble", "members", "student")
-PRAISES = {  # measure and title of a column -> the text of the tile for the best ensemble
+PRAISES = {  # measure and title of a column -> text of the tile for the best ensemble
     ("accuracy", "ensemble"): "most accurate, %",
-    ("nll", "after"): "lowest NLL after temperature",
+    ("nll", "after"): "lowest NLL after temperature, paper's protocol",
     ("ratio_error", "ratio-error ↑"): "highest ratio-error",
     ("auroc", OOD_SCORES["max_softmax_tempered"]): "best OOD AUROC, %",
 }
 
 
 class Quoted(Column):
-    """The paper's own figure for exactly these settings."""
+    """The paper's figure for exactly these settings."""
 
     def pooled(self, group: Group) -> Pooled | None:
         return paper.accuracy(group.runs[0].config)
@@ -37,7 +37,7 @@ def section(groups: Sequence[Group], unevaluated: Sequence[Group]) -> Section:
     heads = [Head("ensemble"), Head("n"), *(Head(column.title, column.over) for column in shown)]
     values = {
         "tiles": tiles(groups, shown) if len(blocks) == 1 else [],
-        "table": Table("Test set: mean ± sample deviation over n seeds", heads, rows),
+        "table": Table("Test set, the paper's protocol: mean ± sample deviation over n seeds", heads, rows),
         "fresh": any(column.over == FRESH for column in shown),
         "sets": common_sets(groups),
         "unevaluated": unevaluated,
@@ -47,7 +47,7 @@ def section(groups: Sequence[Group], unevaluated: Sequence[Group]) -> Section:
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:
-    """The columns in which some ensemble has a value."""
+    """Return the columns in which some ensemble has a value."""
     accuracy, *others = [measure for measure in ENSEMBLE if measure.summary]
     errors = next(measure for measure in DIVERSITY if measure.summary)
     auroc, sets = next(measure for measure in OOD if measure.summary), common_sets(groups)
@@ -65,7 +65,7 @@ def columns(groups: Sequence[Group]) -> list[Column]:
 
 
 def fresh_redundancy(kind: str) -> Reading:
-    """The mean over pairs of members; what a run's own w says is not comparable between runs, and so not shown here."""
+    """Return a reading of the mean over pairs, by a fresh estimator. A run's own w is not comparable between runs."""
 
     def read(evaluation: Evaluation) -> float | None:
         found = (evaluation.get("redundancy_fresh") or {}).get(kind)
@@ -75,13 +75,13 @@ def fresh_redundancy(kind: str) -> Reading:
 
 
 def block_rows(groups: Sequence[Group], shown: Sequence[Column]) -> list[Row]:
-    """Rows of the ensembles of one data set: only these are comparable."""
+    """Return the rows of the ensembles of one data set. Ensembles of different data sets are not compared."""
     cells = [estimates([column.pooled(group) for group in groups], column.measure) for column in shown]
     return [[named(group), len(group.evaluations), *row] for group, *row in zip(groups, *cells, strict=True)]
 
 
 def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> list[tuple[str, Cell, Cell]]:
-    """Tiles for what matters most: who is first beyond the deviations, or the values of a single ensemble."""
+    """Return tiles for the main measures: the ensemble that is best beyond the deviations, or a single ensemble."""
     found = []
     for column in shown:
         praise, values = PRAISES.get((column.measure.name, column.title)), [column.pooled(group) for group in groups]
@@ -94,8 +94,8 @@ def tiles(groups: Sequence[Group], shown: Sequence[Column]) -> list[tuple[str, C
 
 
 def alone(column: Column) -> str:
-    """The text of a tile where there is nobody to be better than."""
-    when = " temperature" if column.title in ("before", "after") else ""
+    """Return the text of a tile for a single ensemble."""
+    when = " temperature, paper's protocol" if column.title in ("before", "after") else ""
     return f"{column.over.rstrip(' ↑↓')}, {column.title.rstrip(' ↑↓')}{when}"
 
 

@@ -1,7 +1,7 @@
-"""Figures as SVG: an axis, a panel to draw on, and markers that tell ensembles apart without their colors.
+"""Figures as SVG: axes, a panel to draw on, and markers that distinguish ensembles without colors.
 
 Colors come from the style sheet: the class s0, s1, ... sets `currentColor`, so figures follow the light or dark theme.
-All markup, of figures and of pages, stands in templates/, which escape every string that they are given.
+All markup of figures and pages is in templates/, which escape every string.
 """
 
 import base64
@@ -31,17 +31,17 @@ MARKERS = (
 
 
 def style(place: int | None) -> str:
-    """The classes of an ensemble's style; None: of no particular ensemble."""
+    """Return the CSS classes of an ensemble's style; None: no particular ensemble."""
     if place is None:
         return "plain"
-    color, turn = place % NUM_STYLES, place // NUM_STYLES  # a color that is used again gets other strokes
+    color, turn = place % NUM_STYLES, place // NUM_STYLES  # a repeated color gets other strokes
     return f"s{color}{('', ' again', ' third')[min(turn, 2)]}"
 
 
 def marker(place: int | None, size: float) -> str:
     place = place or 0
     sizes = (size, 2 * size, 0.85 * size, 1.7 * size, 1.2 * size, 0.5 * size, 2.4 * size, size)
-    turn = 3 * (place // NUM_STYLES)  # a color that is used again gets another marker
+    turn = 3 * (place // NUM_STYLES)  # a repeated color gets another marker
     return MARKERS[(place + turn) % NUM_STYLES].format(*(f"{value:.3g}" for value in sizes))
 
 
@@ -56,13 +56,13 @@ TEMPLATES.globals |= {"style": style, "marker": marker}
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return the text that the template makes of the values, safe to stand in another template."""
+    """Render a template with these values, as markup that other templates may include."""
     return Markup(TEMPLATES.get_template(template).render(values))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its title: a page arranges it, a notebook shows it, `svg` is a file of its own."""
+    """A drawing with its title, for pages and notebooks. `svg` is the text of a standalone file."""
 
     title: str
     seen: str  # the drawing in words
@@ -80,7 +80,7 @@ class Figure:
         return str(render("figure.svg", figure=self))
 
     def _repr_html_(self) -> str:
-        """An image: inline, the style of the figure would become the style of the notebook."""
+        """Return an image, because inline the figure's style would change the notebook."""
         return render("image.html", base64=base64.b64encode(self.svg.encode()).decode(), seen=self.seen)
 
 
@@ -104,7 +104,7 @@ class Axis:
 
 
 def axis(label: str, values: Iterable[float], most: int = 5) -> Axis:
-    """An axis from a round number below the values to a round number above them."""
+    """Return an axis from a round number below the values to a round number above them."""
     known = list(values)
     low, high = min(known), max(known)
     if high - low < 1e-9 * max(1.0, abs(high)):
@@ -117,14 +117,14 @@ def axis(label: str, values: Iterable[float], most: int = 5) -> Axis:
 
 
 def span(label: str, low: float, high: float, most: int = 5) -> Axis:
-    """An axis exactly from low to high, with round ticks between."""
+    """Return an axis exactly from low to high, with round ticks between."""
     step = max(round_step((high - low) / most or 1.0), 1.0 if high - low >= 2 else 0.0)
     ticks = tuple(place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
     return Axis(label, low, high, ticks)
 
 
 def counts(label: str, highest: int) -> Axis:
-    """An axis of whole numbers from 1 to `highest`."""
+    """Return an axis of whole numbers from 1 to `highest`."""
     step = math.ceil(highest / 10)
     return Axis(label, 1, highest, tuple(float(place) for place in range(1, highest + 1, step)))
 
@@ -155,7 +155,7 @@ class Text(NamedTuple):
 
 
 class Panel:
-    """A chart with two axes: takes data coordinates, and gives a figure.
+    """A chart with two axes. Methods draw in data coordinates, and `figure` returns the result.
 
     Lines and areas are clipped at the axes; marks and texts are not.
     """
@@ -196,14 +196,14 @@ class Panel:
     def mark(
         self, x: float, y: float, place: int, tip: str, size: float = 4, hollow: bool = False, shape: int | None = None
     ) -> None:
-        """`shape`: a marker other than the ensemble's own."""
+        """Draw a marker. shape: a marker other than the ensemble's own."""
         kind, outline = "hollow" if hollow else "mark", marker(place if shape is None else shape, size)
         self.marks.append(Shape(f"{kind} {style(place)}", outline, self.x(x), self.y(y), tip))
 
     def write(self, x: float, y: float, text: str, kind: str = "label", anchor: str = "start") -> None:
-        """At picture coordinates, not data coordinates; below the marks, so that no mark is hidden."""
+        """Write text at picture coordinates, not data coordinates. Marks are drawn above it."""
         self.texts.append(Text(kind, x, y, text, anchor))
 
     def figure(self, title: str, seen: str, note: str = "") -> Figure:
-        """`seen`: the drawing in words, for a reader who cannot see it."""
+        """Return the figure. seen: the drawing in words, for screen readers."""
         return Figure(title, seen, self.width, self.height, render("panel.svg", panel=self), note)

@@ -23,7 +23,7 @@ RATIO_ERROR = DIVERSITY[0]
 STRUCTURES = {"net": "nets", "branch": "branches"}
 LINE = 12.0  # height of a line of text
 ANCHORS = {"start": 0.0, "end": 1.0, "middle": 0.5}  # the share of a text that is left of its anchor
-SHIFTS = {"start": 9, "end": -9, "middle": 0}  # of the anchor of a label, from its point to the right
+SHIFTS = {"start": 9, "end": -9, "middle": 0}  # of a label's anchor to the right of its point
 MOVES = [("start", 4), ("end", 4), *((anchor, down) for down in (-9, 17, -22, 30) for anchor in SHIFTS)]
 Spot = tuple[Group, Pooled, Pooled]  # an ensemble, its individual accuracy in %, its ratio-error
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -35,7 +35,7 @@ class Curve:
 
     name: str
     style: int
-    key: str  # empty for a method that was not varied
+    key: str  # empty if no key was varied
     stops: Mapping[str, Group]  # value of the key -> its runs
 
     @property
@@ -60,7 +60,7 @@ def against_size(title: str, lines: Sequence[Line], label: str) -> Figure | None
 
 
 def sizes(group: Group) -> list[Point]:
-    """Accuracy in % by the number of members; empty if there is only one."""
+    """Return the accuracy in % by number of members; empty for one member."""
     measured = [evaluation["accuracy_by_size"] for evaluation in group.evaluations]
     members = sorted({int(size) for by_size in measured for size in by_size})
     values = [
@@ -70,12 +70,12 @@ def sizes(group: Group) -> list[Point]:
 
 
 def trained_apart(groups: Sequence[Group]) -> list[Line]:
-    """Lines through ensembles that differ only in their size, and in what follows from it; of two sizes at least."""
+    """Return lines through ensembles of at least two sizes that differ only in size and what follows from it."""
     families: dict[str, list[Group]] = {}
     for group in groups:
         same = {key: value for key, value in group.settings.items() if key not in FOLLOWS_SIZE}
         config = group.runs[0].config
-        chosen = [config.structure, config.redundancy.delta]  # auto: what the size makes of it
+        chosen = [config.structure, config.redundancy.delta]  # before `auto` is resolved by the size
         families.setdefault(json.dumps([same, chosen], sort_keys=True), []).append(group)
     lines = []
     for family in families.values():
@@ -88,7 +88,7 @@ def trained_apart(groups: Sequence[Group]) -> list[Line]:
 
 
 def located(groups: Iterable[Group]) -> list[Spot]:
-    """The ensembles that have a ratio-error."""
+    """Return the ensembles that have a ratio-error."""
     found = [
         (group, group.measure("members", "accuracy"), group.measure("diversity", "ratio_error")) for group in groups
     ]
@@ -96,7 +96,7 @@ def located(groups: Iterable[Group]) -> list[Spot]:
 
 
 def scatter(spots: Sequence[Spot]) -> Figure | None:
-    """Small marks are single runs, larger ones their means; values of delta are joined."""
+    """Draw ratio-error against accuracy. Small marks are runs, larger ones means; a line joins values of delta."""
     dots = [
         (group, 100 * evaluation["members"]["accuracy"], ratio)
         for group, _, _ in spots
@@ -137,7 +137,7 @@ def differ_in_delta(first: Group, second: Group) -> bool:
 
 
 def write_names(panel: Panel, spots: Sequence[Spot]) -> None:
-    """Write each label next to its point, where it hides least and stays inside the plot."""
+    """Write each label next to its point, inside the plot, with the least overlap."""
     taken: list[Box] = [(mark.x - 5, mark.y - 5, mark.x + 5, mark.y + 5) for mark in panel.marks]
     plot = (panel.left, panel.top, panel.right, panel.floor)
     for group, accuracy, ratio in spots:
@@ -155,14 +155,14 @@ def write_names(panel: Panel, spots: Sequence[Spot]) -> None:
 
 
 def shared(one: Box, other: Box) -> float:
-    """The area that both cover."""
+    """Return the area of the intersection."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(width, 0.0) * max(height, 0.0)
 
 
 def trade(curves: Sequence[Curve]) -> Figure:
-    """The curves, and the deviations of accuracy over seeds as bars."""
+    """Draw the curves, with the deviations of accuracy over seeds as bars."""
     spots = [spot for curve in curves for spot in curve.spots]
     bars = [(x.mean - (x.deviation or 0.0), x.mean + (x.deviation or 0.0)) for _, x, _ in spots]
     panel = plane([end for bar in bars for end in bar], [ratio.mean for _, _, ratio in spots])
@@ -173,9 +173,9 @@ def trade(curves: Sequence[Curve]) -> Figure:
 
 
 def equal_accuracy(curves: Sequence[Curve], accuracy: float) -> Table | None:
-    """Ratio-errors at one accuracy of members, in %, with intervals over seeds and differences from the first curve.
+    """Return a table of ratio-errors at equal accuracy of members, with intervals and differences from the first curve.
 
-    accuracy: fixed before the test set was read.
+    accuracy: in %, fixed before the test set was read.
     """
     courses = [(curve, course) for curve in curves if (course := course_of(curve)) is not None]
     if len(courses) < 2:
@@ -193,7 +193,7 @@ def equal_accuracy(curves: Sequence[Curve], accuracy: float) -> Table | None:
 
 
 def course_of(curve: Curve) -> Course | None:
-    """The runs of a curve by seed and value of its key; None for a method that was not varied."""
+    """Return the runs of a curve by seed and value of its key; None if no key was varied."""
     points = [(x.values, y.values) for _, x, y in curve.spots]
     if len(points) < 2 or len({len(values) for point in points for values in point}) > 1:
         return None

@@ -1,1 +1,1 @@
-"""Runs on disk: the folder of a run, its checkpoints, saving in the background, resuming, jobs that start runs."""
+"""Runs on disk: the run's folder, checkpoints, background saving, resuming, copies in buckets, and jobs."""

@@ -1,7 +1,7 @@
-"""A run's folder in a bucket, or wherever else fsspec writes: s3://, gs://, file://. Files are named as in run.py.
+"""A run's folder in a bucket, or at any other URL of fsspec: s3://, gs://, file://. Files have the names of run.py.
 
-Each file that was written is read again and compared, so a store that cuts, changes or drops files is noticed while the
-disk still has them. Credentials come from where the library of the store looks for them.
+Each written file is read back and compared. So a store that truncates, changes or drops files is noticed while the disk
+still has them. Credentials come from the usual places of the store's library.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from dicedist.config import Config
 from dicedist.console.lines import redacted
 from dicedist.data.remote import CHUNK, open_url, reason_of, state_in
 
-OPTIONS: dict[str, dict[str, Any]] = {"file": {"auto_mkdir": True}}  # of others: no listing is remembered
+OPTIONS: dict[str, dict[str, Any]] = {"file": {"auto_mkdir": True}}  # default: no cached listings
 FRESH = {"use_listings_cache": False}
 PATIENCE, PAUSE = 30.0, 2.0  # seconds
 
 
 class Unreachable(OSError):
-    """The bucket failed; the message is one line without secrets."""
+    """Failure of the bucket. The message is one line without secrets."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Bucket:
 
     @classmethod
     def at(cls, url: str, what: str) -> Self:
-        """what: its name in messages, as in run.remote=s3://..."""
+        """Open the bucket at a URL. what: its name in messages, such as run.remote=s3://..."""
         url = url.rstrip("/")
         options = OPTIONS.get(url.partition("://")[0], FRESH)
         return cls(url, *open_url(url, redacted(what), **options))
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """Return the bucket that keeps the run of a training; None if there is none."""
+        """Return the bucket of run.remote; None if the key is not set."""
         remote = config.run.remote
         return cls.at(f"{remote.rstrip('/')}/{config.run.name}", f"run.remote={remote}") if remote else None
 
@@ -53,14 +53,14 @@ class Bucket:
         return Bucket(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
     def listed(self) -> dict[str, list[Any]]:
-        """Return the size and the state of every file, by its name from here; the state changes with the content."""
+        """Return the size and the state of every file, by relative name. The state changes with the content."""
         with self.asked():
             found = self.files.find(self.path, detail=True)
         root = PurePosixPath(self.path)
         return {str(PurePosixPath(path).relative_to(root)): state_in(info) for path, info in found.items()}
 
     def holding(self, name: str) -> list["Bucket"]:
-        """Return the folders in this bucket that have a file of this name; itself if it has one, or none has."""
+        """Return the folders in this bucket that hold a file of this name; this folder if it does, or if none does."""
         try:
             found = self.listed()
         except FileNotFoundError as error:
@@ -69,15 +69,15 @@ class Bucket:
         return below if below and name not in found else [self]
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of a file of at most so many bytes; None if there is no such file."""
+        """Return the content of a file of at most `limit` bytes; None if there is no such file."""
         with self.asked(), contextlib.suppress(FileNotFoundError):
             if int(self.files.info(f"{self.path}/{name}")["size"] or 0) > limit:
-                raise ValueError(f"{self}/{name} has more than the {limit:,} bytes that it may have")
+                raise ValueError(f"{self}/{name} has more than the {limit:,} bytes allowed")
             return bytes(self.files.cat_file(f"{self.path}/{name}"))
         return None
 
     def take(self, name: str, path: Path, size: int) -> str:
-        """Copy a file of this size to the disk. Return its sha256."""
+        """Download a file of this size. Return its sha256."""
         sha256, count = hashlib.sha256(), 0
         with path.open("wb") as target:
             for piece in self.pieces(name):
@@ -91,7 +91,7 @@ class Bucket:
         return sha256.hexdigest()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write under another name first, so that the old file stays until the new one has arrived whole."""
+        """Write under a temporary name first, so that the old file stays until the new one is complete."""
         draft = f"{name}.partial"
         self.put(draft, content)
         self.compare(draft, hashlib.sha256(content).hexdigest())
@@ -104,13 +104,13 @@ class Bucket:
             self.files.pipe_file(f"{self.path}/{name}", content)
 
     def send(self, path: Path, name: str, sha256: str) -> None:
-        """Send a file that does not change meanwhile."""
+        """Upload a file that does not change during the upload."""
         with self.asked():
             self.files.put_file(str(path), f"{self.path}/{name}")
         self.compare(name, sha256)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Return whether this call has made the file: of several at once, only one does."""
+        """Create a file unless it exists. Return whether this call created it: of concurrent calls only one does."""
         with self.asked():
             try:
                 with self.files.open(f"{self.path}/{name}", "xb") as file:
@@ -120,7 +120,7 @@ class Bucket:
         return True
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files in this order, as far as they exist."""
+        """Remove files in this order. Missing files are ignored."""
         for name in names:
             with self.asked(), contextlib.suppress(FileNotFoundError):
                 self.files.rm_file(f"{self.path}/{name}")
@@ -140,7 +140,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Turn the errors of the stores' libraries into one kind."""
+        """Convert the errors of the stores' libraries to Unreachable."""
         try:
             yield
         except (Unreachable, FileNotFoundError, ValueError):
@@ -149,7 +149,7 @@ class Bucket:
             raise Unreachable(f"{self}: {reason_of(error)}") from error
 
     def refuse_unwritable(self, what: str) -> None:
-        """Raise ValueError if the bucket does not exist or cannot be written; it has a moment to come back."""
+        """Raise ValueError if the bucket does not exist or cannot be written, after retries for PATIENCE seconds."""
         probe, deadline = f".probe-{uuid.uuid4().hex}", time.monotonic() + PATIENCE
         while True:
             try:
@@ -163,6 +163,6 @@ class Bucket:
 
 
 def is_final(error: OSError) -> bool:
-    """Return whether the bucket does not exist, or refuses us: waiting will not change that."""
+    """Return whether a retry is useless: the bucket does not exist, or access is denied."""
     causes = (error, error.__cause__)
     return any(isinstance(one, FileNotFoundError | PermissionError) or "Cred" in type(one).__name__ for one in causes)

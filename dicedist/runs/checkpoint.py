@@ -1,11 +1,11 @@
 """Checkpoints: one folder each, one safetensors file per part, a manifest written last. No pickle is read or written.
 
 checkpoints/step-00001200/
-    member-0.safetensors ... discriminator.safetensors   weights, their average, optimizer state, by part: the same on
-                                                         any placement
-    manifest.json                                        step, size and sha256 of each file, what else the run must know
+    member-0.safetensors ... discriminator.safetensors   weights, moving average and optimizer state of a part, the
+                                                         same for any placement
+    manifest.json                                        step, size and sha256 of each file, other state of the run
 
-A folder gets its name when it is complete and on disk; until then it is called .step-00001200.partial.
+A folder is renamed from .step-00001200.partial when it is complete and on disk.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ AVERAGED_WEIGHTS = f"{AVERAGE}module."
 OPTIMIZERS = ("optimizer", "second")  # names of the states of a part's optimizers
 RECORDS = "records"  # the part that holds metrics.jsonl up to the checkpoint
 RISEN = 2.0  # times the lowest loss so far
-FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # not a path, so it cannot point outside the folder
+FILE_NAME = re.compile(r"[a-z0-9-]+\.safetensors")  # no path, so it cannot point outside the folder
 Tensors = dict[str, Tensor]
 Files = dict[str, tuple[int, str]]  # file name -> size, sha256
 
@@ -44,26 +44,26 @@ class Checkpoint:
     path: Path
     step: int
     files: Files
-    about: dict[str, Any]  # what the run needs to continue, besides its parts
+    about: dict[str, Any]  # state of the run besides its parts
 
     @property
     def complete(self) -> bool:
-        """Return whether the training that wrote it had no further step to do."""
+        """Return whether this is the checkpoint of the last step."""
         return self.step >= self.about.get("total_steps", self.step)
 
     @property
     def sha256(self) -> str:
-        """A digest of all parts, which names these weights; their records may differ."""
+        """Digest of all parts. It identifies the weights; the records may differ."""
         return digest_of({name: entry for name, entry in self.files.items() if name != f"{RECORDS}.safetensors"})
 
 
 def snapshot(part: Part) -> Tensors:
-    """Copy a part to the host, so that training can go on."""
+    """Copy a part to the host, so that training can continue."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state(part).items()}
 
 
 def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
-    """Write a part, on the rank that saves it. Return its entry of the manifest."""
+    """Write a part on the rank that saves it. Return its entry in the manifest."""
     broken = [key for key, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{name} holds values that are not finite, {broken[0]} is the first")
@@ -76,9 +76,9 @@ def write_part(directory: Path, name: str, tensors: Tensors) -> Files:
 def complete(
     folder: Path, step: int, files: Files, about: Mapping[str, Any], keep: int, spared: Path | None = None
 ) -> None:
-    """Add the manifest, rename the folder and remove old checkpoints, on rank 0 when all ranks have written.
+    """Write the manifest, rename the folder and remove old checkpoints, on rank 0 after all ranks have written.
 
-    spared: one that is in use and stays until the next time.
+    spared: a checkpoint in use, which is not removed this time.
     """
     draft = partial(folder, step)
     if missing := [name for name in files if not (draft / name).is_file()]:
@@ -93,7 +93,7 @@ def complete(
 
 
 def publish(folder: Path, step: int, manifest: bytes) -> None:
-    """Give a checkpoint whose parts are written its manifest and its name, in place of a damaged one of this step."""
+    """Write the manifest of a checkpoint and rename its folder. A damaged checkpoint of this step is replaced."""
     draft, final = partial(folder, step), path_of(folder, step)
     (draft / MANIFEST).write_bytes(manifest)
     sync(draft / MANIFEST)
@@ -104,16 +104,16 @@ def publish(folder: Path, step: int, manifest: bytes) -> None:
 
 
 def best_step(about: Mapping[str, Any]) -> int | None:
-    """Return the step of the best validation, as a manifest says; None if the run keeps none."""
+    """Return the step of the best validation from a manifest; None if the run keeps no best checkpoint."""
     best = about.get("best")
     return int(best["step"]) if best else None
 
 
 def superfluous(losses: Mapping[int, float | None], last: int, keep: int, best: int | None = None) -> list[int]:
-    """Return the steps of the checkpoints that may go. The last ones stay, the one of the best validation, and the last
-    one from before the loss rose, to which a run that diverges can go back.
+    """Return the steps of the checkpoints to remove.
 
-    losses: by step. The run went back behind the checkpoints after `last`.
+    Kept are the last `keep` ones, the one of the best validation, and the last one before the loss rose, to which a
+    diverging run can go back. losses: by step. The run has gone back to `last`, so later checkpoints are removed.
     """
     before = sorted(step for step in losses if step <= last)
     known = {step: loss for step in before if (loss := losses[step]) is not None}
@@ -130,15 +130,15 @@ def loss_in(manifest: bytes) -> float | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove checkpoints that were begun and will not be completed."""
+    """Remove incomplete checkpoints."""
     for path in folder.glob(".step-*.partial"):
         if path.is_symlink():
-            path.unlink()  # a stranger's: what is written must stay in this folder
+            path.unlink()  # a link could lead out of this folder
         shutil.rmtree(path, ignore_errors=True)
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints after a step, the newest first: what is left at any moment is a run of fewer steps."""
+    """Remove the checkpoints after a step, the newest first, so that a crash leaves a valid run of fewer steps."""
     for path in reversed([path for path in saved(folder) if step_of(path) > step]):
         shutil.rmtree(path)
     sync(folder)
@@ -157,13 +157,13 @@ def partial(folder: Path, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """List the completed checkpoints in the order of their steps."""
+    """Return the completed checkpoints in the order of their steps."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=step_of)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
-    """Return the last checkpoint whose files are all present and intact; warn about later ones that are not."""
+    """Return the last intact checkpoint. Warn about later ones with missing or damaged files."""
     for path in reversed(saved(folder)):
         try:
             return read(path)
@@ -175,20 +175,20 @@ def newest(folder: Path, warn: Callable[[str], None] = lambda text: None) -> Che
 
 
 def what_is_wrong(folder: Path) -> str:
-    """Say why the newest checkpoint is not intact."""
+    """Return the reason why the newest checkpoint is not intact, as the end of a message."""
     reasons: list[str] = []
     newest(folder, reasons.append)
     return f": {reasons[0]}" if reasons else ""
 
 
 class NewerFormat(ValueError):
-    """The checkpoint is not damaged, so no earlier one may take its place."""
+    """A checkpoint of a newer version. It is not damaged, so no earlier one may replace it."""
 
 
 def read(path: Path, only: Collection[str] | None = None, expected: int | None = None) -> Checkpoint:
-    """Read the manifest and check the files of all (or `only` some) parts against it; ValueError names a mismatch.
+    """Read the manifest, and check the files of all (or `only` some) parts against it; ValueError names a mismatch.
 
-    expected: the step that it must be of; by default the one in the folder's name.
+    expected: the step that the manifest must name; by default the step in the folder's name.
     """
     checkpoint = described(manifest_in(path), path, step_of(path) if expected is None else expected)
     for name, (size, sha256) in checkpoint.files.items():
@@ -198,7 +198,7 @@ def read(path: Path, only: Collection[str] | None = None, expected: int | None =
 
 
 def described(text: bytes, path: Path, expected: int) -> Checkpoint:
-    """Return the checkpoint that a manifest describes, without looking at its files. path: where the files are."""
+    """Return the checkpoint that a manifest describes, without a check of its files. path: folder of the files."""
     try:
         manifest = load_checked(text)
         version, step = int(manifest["format"]), int(manifest["step"])
@@ -216,7 +216,7 @@ def described(text: bytes, path: Path, expected: int) -> Checkpoint:
 
 
 def manifest_in(path: Path) -> bytes:
-    """Return the text of the manifest; nothing if it is missing, too large or no plain file."""
+    """Return the text of the manifest; empty if the manifest is missing, too large or no plain file."""
     with contextlib.suppress(OSError, ValueError):
         return read_plain(path / MANIFEST, MANIFEST_LIMIT)
     return b""
@@ -237,13 +237,13 @@ def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
         tensors = tensors_of(checkpoint, part.name, part.module)
         load_weights(part.module, tensors)
         load_optimizer(part, tensors)
-        # An average that the checkpoint lacks begins with the weights of the next step.
+        # If the checkpoint has no moving average, the average starts with the weights of the next step.
         if part.average is not None and (average := of_kind(AVERAGE, tensors)):
             part.average.load_state_dict(average)
 
 
 def tensors_of(checkpoint: Checkpoint, name: str, module: nn.Module | None = None) -> Tensors:
-    """Load the tensors of a part. module: whose names and shapes they must have, checked before they are loaded."""
+    """Load the tensors of a part. module: its names and shapes are compared with the file before loading."""
     path = checkpoint.path / f"{name}.safetensors"
     if path.name not in checkpoint.files:
         raise ValueError(f"{checkpoint.path} has no {name}: it is of another method or ensemble size")
@@ -258,8 +258,10 @@ def tensors_of(checkpoint: Checkpoint, name: str, module: nn.Module | None = Non
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
-    """Return whether these are all weights of the module, perhaps averages of all of them, and besides them only
-    counters and values of optimizers."""
+    """Return whether these are the shapes of a saved module.
+
+    A file holds all weights of the module, all or none of their moving averages, and values of optimizers.
+    """
     weights, averages = (
         {f"{prefix}{name}": tuple(value.shape) for name, value in own.state_dict().items()}
         for prefix, own in ((WEIGHTS, module), (AVERAGED_WEIGHTS, followed(module)))
@@ -275,7 +277,7 @@ def fits(shapes: Mapping[str, tuple[int, ...]], module: nn.Module) -> bool:
 
 
 def of_kind(prefix: str, tensors: Tensors) -> Tensors:
-    """Return the tensors whose names begin so, by the rest of their names."""
+    """Return the tensors whose names begin with the prefix, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -299,7 +301,7 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
 
 
 def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of a part, by the names under which a checkpoint keeps their states."""
+    """Return the optimizers of a part, by the names of their states in a checkpoint."""
     return part.optimizers
 
 
@@ -320,7 +322,7 @@ def pack_records(text: bytes) -> Tensors:
 
 
 def unpack_records(checkpoint: Checkpoint) -> bytes | None:
-    """Return metrics.jsonl as it was at the checkpoint; None if the checkpoint is from before it was kept there."""
+    """Return metrics.jsonl as of the checkpoint; None if an earlier version wrote the checkpoint without it."""
     if f"{RECORDS}.safetensors" not in checkpoint.files:
         return None
     return gzip.decompress(tensors_of(checkpoint, RECORDS)["jsonl_gz"].numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Files that may be removed: prepared images and copies of runs, which can be made again, and older checkpoints."""
+"""Removable files: cached images and copies of runs, which can be made again, and old checkpoints."""
 
 import contextlib
 import shutil
@@ -17,7 +17,7 @@ class Removable:
     kind: str  # data | checkpoints
     path: Path
     why: str
-    run: Run | None = None  # whose folder must not be in use
+    run: Run | None = None  # run of the checkpoints, which must not be in use
 
     @property
     def size(self) -> int:

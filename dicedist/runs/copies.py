@@ -1,7 +1,7 @@
-"""Copies a run from a bucket to the disk: to continue it on another disk, or to look at it.
+"""Copy a run from a bucket to the disk, to resume it on another machine or to read it.
 
-A bucket may come from somebody else. So names must be ours or fit a pattern, sizes are known before anything is copied,
-and no tensor counts before its digest is that of the manifest.
+A bucket may come from somebody else. So file names must be known or match a pattern, sizes are checked before anything
+is copied, and no tensor is used before its digest matches the manifest.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dicedist.runs.run import Run
 
 LIKE = Run("")  # for the names of files
 LABEL = re.compile(r"[\w,=+-][\w.,=+-]*")
-LARGEST = 2**33  # bytes of a file that is no part of a checkpoint
+LARGEST = 2**33  # bytes of a file outside checkpoints
 STATE = ".copied.json"
 Listing = dict[str, list[Any]]  # Bucket.listed()
 
@@ -32,7 +32,7 @@ Listing = dict[str, list[Any]]  # Bucket.listed()
 def copy_of(bucket: Bucket) -> Path:
     """Copy all of the run but its checkpoints to a folder of this machine, and return the folder.
 
-    Files that have changed in the bucket are copied again; files that commands have added to the folder stay.
+    Files that changed in the bucket are copied again. Files that commands added to the folder stay.
     """
     try:
         there = bucket.listed()
@@ -46,7 +46,7 @@ def copy_of(bucket: Bucket) -> Path:
         state, run = folder / STATE, Run(folder)
         known = json.loads(state.read_text()) if state.is_file() else {}
         for name in names_of(known):
-            if name not in there:  # the run went on, and its earlier results are set aside
+            if name not in there:  # the run continued, and its earlier results moved
                 run.place_of(name).unlink(missing_ok=True)
         bring_files(bucket, run, {name: there[name] for name in there if known.get(name) != there[name]})
         state.write_text(json.dumps(there))
@@ -54,17 +54,17 @@ def copy_of(bucket: Bucket) -> Path:
 
 
 def alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Let the ranks of one machine copy to the same folder one after another."""
+    """Lock a folder, so that the ranks of one machine copy to it one after another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     return locked(folder.parent / ".lock")
 
 
 def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
-    """Replace the run's files in the folder by those of the bucket."""
+    """Replace the run's files in the folder by the files of the bucket."""
     for name in names_of(there):
         size, target = there[name][0], run.place_of(name)
         if size > LARGEST:
-            raise ValueError(f"{bucket}/{name} has {size:,} bytes, more than the {LARGEST:,} that it may have")
+            raise ValueError(f"{bucket}/{name} has {size:,} bytes, more than the {LARGEST:,} allowed")
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.partial")
         draft.unlink(missing_ok=True)
@@ -73,17 +73,17 @@ def bring_files(bucket: Bucket, run: Run, there: Listing) -> None:
 
 
 def names_of(there: Collection[str]) -> list[str]:
-    """Return the names that belong to files of a run, apart from its checkpoints, in the order of sending."""
+    """Return the names of a run's files without its checkpoints, in the order of sending."""
     results, (folder, _) = {path.name for path in LIKE.files}, LIKE.variation("label").directory.parts
     aside = [name for name in sorted(there) if (parts := name.split("/"))[0] == folder and len(parts) == 3]
     aside = [name for name in aside if LABEL.fullmatch(name.split("/")[1]) and name.split("/")[2] in results]
-    return [name for path in LIKE.travelling if (name := name_of(path)) in there] + aside
+    return [name for path in LIKE.files_to_send if (name := name_of(path)) in there] + aside
 
 
 def fetch_newest(bucket: Bucket, run: Run, warn: Callable[[str], None], only: int | None = None) -> None:
-    """Copy the newest intact checkpoint and the best one that it names, unless the disk has one as late.
+    """Copy the newest intact checkpoint and the best one that it names, unless the disk has them or later ones.
 
-    only: the one of this step, if it exists.
+    only: copy the checkpoint of this step, if it exists.
     """
     held, known = checkpoint.newest(run.checkpoints), manifests(bucket, bucket.listed())
     for step, text in sorted(known.items(), reverse=True):
@@ -108,7 +108,7 @@ def manifests(bucket: Bucket, there: Collection[str]) -> dict[int, bytes]:
 
 
 def fetch(bucket: Bucket, run: Run, step: int, text: bytes) -> None:
-    """Copy one checkpoint; ValueError if a file is not as the manifest says."""
+    """Copy one checkpoint; ValueError if a file does not match the manifest."""
     origin, draft = bucket.inside(folder_of(step)), checkpoint.partial(run.checkpoints, step)
     found = checkpoint.described(text, Path(str(origin)), step)
     shutil.rmtree(draft, ignore_errors=True)
@@ -125,12 +125,12 @@ def folder_of(step: int) -> str:
 
 
 def step_in(name: str) -> int | None:
-    """Return the step of the checkpoint that a file of a bucket belongs to; None for other files."""
+    """Return the step of the checkpoint that holds this file of a bucket; None for other files."""
     folder, _, rest = name.partition("/")
     found = re.fullmatch(r"step-(\d{8,})/[^/]+", rest)
     return int(found[1]) if found and folder == LIKE.checkpoints.name else None
 
 
 def name_of(path: Path) -> str:
-    """Return the name in a bucket of a path of LIKE."""
+    """Return the name in a bucket for a path of LIKE."""
     return path.as_posix()

@@ -1,4 +1,4 @@
-"""Files of a run's folder, which may come from somebody else: no link is followed, nothing but plain files is read."""
+"""Reading and writing files of a run's folder, which may come from somebody else: plain files only, never links."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 LARGEST_JSON = 2**28  # bytes
-MARK = "sha256"  # of the rest of the file
+MARK = "sha256"  # key of the digest of the other values
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file like `open`, for writing, but refuse a link in place of the file: it could lead anywhere.
+    """Open a file for writing like `open`, but refuse a link, which could point anywhere.
 
     Text is UTF-8 in any locale.
     """
@@ -34,26 +34,26 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 
 def own_folder(path: Path) -> Path:
-    """Return a folder inside a run's folder; ValueError if it is a link, which could lead anywhere."""
+    """Return a folder inside a run's folder; ValueError if it is a link, which could point anywhere."""
     if path.is_symlink():
         raise ValueError(f"{path} is a link, and nothing is read or written through links in a run's folder")
     return path
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Read a plain file of at most so many bytes; a pipe would never end, and a device is no file."""
+    """Read a plain file of at most `limit` bytes. Refuse pipes, which may never end, and devices."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise ValueError(f"{path} is not a plain file")
         if about.st_size > limit:
-            raise ValueError(f"{path} has {about.st_size:,} bytes, more than the {limit:,} that it may have")
+            raise ValueError(f"{path} has {about.st_size:,} bytes, more than the {limit:,} allowed")
         return file.read(about.st_size)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Give a file its name only when it is whole and on the disk; a link of that name is replaced, not followed."""
+    """Write a file under a temporary name, sync it, then rename it. A link of that name is replaced, not followed."""
     publish({path: draft_text(text, path)})
 
 
@@ -66,7 +66,7 @@ def draft_json(values: Mapping[str, Any], path: Path) -> Path:
 
 
 def draft_text(text: str, path: Path) -> Path:
-    """Write what is to replace a file under another name; `publish` gives it its own."""
+    """Write the new content of a file under a temporary name. `publish` renames it."""
     draft = draft_of(path)
     with open_own(draft, "w") as file:
         file.write(text)
@@ -79,7 +79,7 @@ def draft_of(path: Path) -> Path:
 
 
 def publish(drafts: Mapping[Path, Path]) -> None:
-    """Replace files by drafts that are on the disk, in this order."""
+    """Replace files by their synced drafts, in this order."""
     for path, draft in drafts.items():
         draft.rename(path)
     for folder in {path.parent for path in drafts}:
@@ -87,7 +87,7 @@ def publish(drafts: Mapping[Path, Path]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raise ValueError if it is no such file, or a damaged one; files of earlier versions have no digest."""
+    """Read JSON and check its digest, if it has one; ValueError if the file is damaged or no plain file."""
     text = read_plain(path, LARGEST_JSON)
     try:
         return load_checked(text, strict=False)
@@ -96,12 +96,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def dump_checked(values: Mapping[str, Any], indent: int | None = None) -> str:
-    """Return JSON with a digest of the rest, by which `load_checked` notices any accidental change."""
+    """Return JSON with a digest of its values, by which `load_checked` notices accidental changes."""
     return json.dumps({**values, MARK: digest_of(values)}, indent=indent)
 
 
 def load_checked(text: bytes, strict: bool = True) -> dict[str, Any]:
-    """Return the values in such JSON; ValueError if it is damaged. strict: refuse JSON without a digest."""
+    """Return the values of JSON by `dump_checked`; ValueError if damaged. strict: refuse JSON without a digest."""
     found = json.loads(text)
     if not isinstance(found, dict) or found.pop(MARK, None if strict else digest_of(found)) != digest_of(found):
         raise ValueError("these are not the values that were written")
@@ -109,12 +109,12 @@ def load_checked(text: bytes, strict: bool = True) -> dict[str, Any]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write safetensors as `replace_text` writes text. The caller syncs the folder."""
+    """Write safetensors like `replace_text` writes text. The caller syncs the folder."""
     draft_tensors(tensors, path).rename(path)
 
 
 def draft_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    """Write safetensors with the permissions of any new file."""
+    """Write safetensors under a temporary name, with the permissions of any new file."""
     draft = draft_of(path)
     draft.unlink(missing_ok=True)
     try:
@@ -123,7 +123,7 @@ def draft_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
         raise OSError(f"{path} could not be written: {error}") from error
     umask = os.umask(0)
     os.umask(umask)
-    draft.chmod(0o666 & ~umask)  # safetensors lets only the owner read it
+    draft.chmod(0o666 & ~umask)  # safetensors creates files that only the owner can read
     sync(draft)
     return draft
 

@@ -1,4 +1,4 @@
-"""Trainings that a sweep, a study or the paper's tables start, each in its own processes."""
+"""Jobs: trainings that a sweep, a study or the paper's tables start, each in its own processes."""
 
 import functools
 import os
@@ -32,12 +32,12 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The evaluation of the finished run; None if there is none, or if the run has another length."""
+        """Return the evaluation of the finished run; None if there is none, or if the run has another length."""
         return self.run.result() if self.has_its_length else None
 
     @property
     def finished(self) -> bool:
-        """Return whether the run is trained to its end and, unless evaluate.test=false, measured."""
+        """Return whether the run is trained to its last step and, unless evaluate.test=false, evaluated."""
         if self.config.evaluate.test:
             return self.result is not None
         return self.has_its_length and self.run.ending() == "FINISHED"
@@ -50,9 +50,9 @@ class Job:
         return (trained.epochs, trained.max_steps) == (self.config.epochs, self.config.max_steps)
 
     def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> subprocess.Popen | Fork:
-        """Start or continue the run, on the given GPUs only, with its output in the log.
+        """Start or resume the run on the given GPUs, with its output in the log.
 
-        ranks: as many as there is room for; a run whose parts are fewer starts fewer.
+        ranks: the most to start. A run with fewer parts starts fewer.
         """
         ranks = min(ranks, most_ranks(self.config) or ranks)
         if ranks == 1 and log is not None and not torch.cuda.is_available():
@@ -68,18 +68,18 @@ class Job:
 
 
 def num_devices() -> int:
-    """The number of GPUs, or of CPU cores if there is no GPU."""
+    """Return the number of GPUs, or of CPU cores if there is no GPU."""
     return torch.cuda.device_count() or len(os.sched_getaffinity(0))
 
 
 def ranks_for(config: Config) -> int:
-    """Return one rank per part, as far as there are devices; ensemble.size=auto counts as four members."""
+    """Return one rank per part, at most one per device. ensemble.size=auto counts as four members."""
     usual = ranks_of(DEFAULT_SIZE, needs_w(config), config.ensemble.replicas, config.redundancy.ranks)
     return min(num_devices(), most_ranks(config) or usual)
 
 
 def most_ranks(config: Config) -> int | None:
-    """One for each part; None with ensemble.size=auto, which is as large as there are ranks."""
+    """Return the number of parts; None with ensemble.size=auto, whose size follows the number of ranks."""
     size, replicas = config.ensemble.size, config.ensemble.replicas
     return ranks_of(size, needs_w(config), replicas, config.redundancy.ranks) if isinstance(size, int) else None
 
@@ -89,9 +89,9 @@ def needs_w(config: Config) -> bool:
 
 
 def of_one_size(jobs: Sequence[Job], ranks: int) -> tuple[list[Job], int | None]:
-    """Give all jobs the smallest size if ensemble.size=auto would differ between them: only then do they compare.
+    """Give all jobs the smallest size if ensemble.size=auto would differ between them, so that they are comparable.
 
-    ranks: that each job is started with. The returned size is None if nothing was changed.
+    ranks: the ranks of each job. The returned size is None if nothing was changed.
     """
     sizes = {job.name: auto_size(job.config, ranks) for job in jobs if job.config.ensemble.size == "auto"}
     if len(set(sizes.values())) < 2:

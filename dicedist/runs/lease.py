@@ -1,10 +1,10 @@
-"""The lease of a bucket, which belongs to one training at a time. filelock locks files of a disk only.
+"""The lease of a bucket, which one training holds at a time. filelock can only lock files on a disk.
 
     .lease-00000003     {"owner": "process 12 on node-a", "mark": ..., "beat": 41, ...}
 
-The owner writes another beat every few seconds. A training that finds a lease watches it, by its own clock, and a lease
-that stays the same for TERM seconds belongs to nobody. To take it over, a training creates the file of the next number,
-which only one can. The owner of a lower number has lost the bucket, and sends no more.
+The owner writes a new beat every few seconds. A training that finds a lease watches it by its own clock. A lease that
+does not change for TERM seconds has expired. To take it over, a training creates the file of the next number, which
+only one training can. The owner of a lower number has lost the bucket, and stops sending.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from dicedist.cluster.heartbeat import advance
 from dicedist.runs.bucket import Bucket, Unreachable
 from dicedist.runs.files import dump_checked, load_checked
 
-TERM, BEAT, LOOK = 60.0, 10.0, 1.0  # seconds: until a silent owner counts as dead, between its signs of life, looks
+TERM, BEAT, LOOK = 60.0, 10.0, 1.0  # seconds: expiry of a lease, interval of beats, of reads
 PREFIX, LARGEST = ".lease-", 10_000
-GOODBYE = 5.0  # seconds that a bucket has to let go
+GOODBYE = 5.0  # seconds to wait for the release
 
 
 class Lost(Unreachable):
-    """Another training has taken the bucket over."""
+    """Loss of the lease: another training has taken the bucket over."""
 
 
 class Lease:
@@ -66,7 +66,7 @@ class Lease:
         if not self.bucket.create(name_of(number), self.text()):
             return False
         if self.newest()[1].get("mark") != self.about["mark"]:
-            return False  # not every store refuses the second of two at once: then the last one has it
+            return False  # some stores accept both of two concurrent writes: the last one wins
         self.number = number
         self.renewing = threading.Thread(target=self.renew, name="lease", daemon=True)
         self.renewing.start()
@@ -74,7 +74,7 @@ class Lease:
         return True
 
     def renew(self) -> None:
-        """Write beats until this training leaves or has lost the lease; then remove it, or let it run out."""
+        """Write beats until this training leaves or has lost the lease. Then remove the lease, or let it expire."""
         leaving = False
         while not (leaving or self.lost):
             leaving = self.leaving.wait(BEAT)
@@ -87,20 +87,20 @@ class Lease:
                     self.bucket.put(name_of(self.number), self.text())
 
     def confirm(self) -> None:
-        """Raise Lost if the lease belongs to another training by now."""
+        """Raise Lost if another training holds the lease."""
         number, found = self.newest()
         if number > self.number or (number == self.number and found.get("mark") not in (None, self.about["mark"])):
             self.lost = True
             raise Lost(f"{self.bucket} was taken over by {found.get('owner', 'another training')}")
 
     def release(self) -> None:
-        """Let the lease go, but do not wait for a bucket that never answers."""
+        """Release the lease. Wait at most GOODBYE seconds for the bucket."""
         self.leaving.set()
         if self.renewing is not None:
             self.renewing.join(GOODBYE)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
-        """Return the number of the newest lease, 0 if there is none, and its values, none if it is damaged."""
+        """Return the number of the newest lease (0: there is none) and its values (empty if damaged)."""
         number = max(self.numbers(), default=0)
         try:
             return number, load_checked(self.bucket.read(name_of(number), LARGEST) or b"") if number else {}
@@ -120,12 +120,12 @@ def name_of(number: int) -> str:
 
 
 def this_machine() -> str:
-    """Return the boot and the namespace in which the id of a process means something."""
+    """Return the ids of the boot and of the process namespace, within which a process id is unique."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}" if boot.exists() else ""
 
 
 def ended(found: dict[str, Any]) -> bool:
-    """Return whether the owner was a process of this machine and has ended: then nobody need wait."""
+    """Return whether the owner was a process of this machine that has ended. Then the lease need not expire first."""
     here = this_machine() and found.get("machine") == this_machine()
     return bool(here) and isinstance(found.get("pid"), int) and not psutil.pid_exists(found["pid"])

@@ -1,4 +1,4 @@
-"""Locks between processes, by filelock. No lock outlives its process, however the process ends."""
+"""Locks between processes, by filelock. A lock ends with its process, even after a crash."""
 
 import contextlib
 import errno
@@ -15,13 +15,13 @@ from dicedist.runs.files import open_own, read_plain
 if TYPE_CHECKING:
     from dicedist.runs.run import Run
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the answers of a file system without locks
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # errors of a file system without locks
 MOMENT = 1.0  # seconds in which filelock removes the file of a process that has ended
 
 
 @contextlib.contextmanager
 def run_lock(run: "Run") -> Iterator[None]:
-    """Let only one process write to the folder of a run, which is created if needed."""
+    """Let only one process write to the folder of a run. Create the folder if needed."""
     run.directory.mkdir(parents=True, exist_ok=True)
     with locked(run.lock_file, f"{run} is in use", "choose another run.name"):
         yield
@@ -31,15 +31,15 @@ def run_lock(run: "Run") -> Iterator[None]:
 def locked(path: Path, busy: str | None = None, instead: str = "start again then") -> Iterator[None]:
     """Hold the lock at this path. If another process holds it, wait, or raise a ValueError that begins with `busy`.
 
-    Where the file system has no locks, a file with the suffix .owner stands for one.
+    On a file system without locks, a file with the suffix .owner replaces the lock.
     """
     open_own(path, "a").close()  # refuses a link
     lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
     try:
         try:
             lock.acquire(timeout=0 if busy else -1)
-            with contextlib.suppress(OSError):  # a full disk; the owner is only named in messages
-                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")  # as filelock writes the other file
+            with contextlib.suppress(OSError):  # a full disk; only messages use the owner
+                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")  # the format of filelock's own file
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

@@ -1,6 +1,6 @@
-"""The weights that members begin with, read only when a run begins.
+"""Pretrained weights of members, read only when a run begins.
 
-A checkpoint has all weights: to continue, evaluate or export a run, neither these files nor a network are needed.
+A checkpoint holds all weights. Resuming, evaluating or exporting a run needs neither these files nor a network.
 """
 
 import logging
@@ -22,11 +22,11 @@ from dicedist.data.remote import reason_of
 from dicedist.data.sources import Source
 from dicedist.runs.weights import PYPI, Weights, digest, packaged, saved
 
-LISTED = 3  # names of tensors in a message
+LISTED = 3  # names of tensors in a message, at most
 
 
 def choices(config: Config, size: int) -> list[Any]:
-    """Return for each of so many members: null, true, pypi:NAME or a file."""
+    """Return the choice for each of `size` members: null, true, pypi:NAME or a file."""
     given = config.network.pretrained
     if isinstance(given, list) and len(given) != size:
         raise ValueError(f"network.pretrained names {len(given)} weights for {size} members: name one for each")
@@ -38,7 +38,7 @@ def choices(config: Config, size: int) -> list[Any]:
 
 
 class Pretrained:
-    """The weights of a run's members, read as they are asked for; what members share is read once."""
+    """The pretrained weights of a run's members. Each file is read on first use, and once for all members."""
 
     def __init__(self, config: Config, plan: Plan):
         self.config, self.plan, self.chosen = config, plan, choices(config, plan.num_members)
@@ -46,7 +46,7 @@ class Pretrained:
         self.read: dict[tuple[str, Any], tuple[Weights, str]] = {}
 
     def digests(self) -> list[str] | None:
-        """Return the sha256 of each member's weights, empty for random ones; None if all are random."""
+        """Return the sha256 of each member's weights, empty for random weights; None if all are random."""
         if not any(each is not None for each in self.chosen):
             return None
         if wanted := sorted({name for name, each in zip(self.names, self.chosen, strict=True) if each is True}):
@@ -54,7 +54,7 @@ class Pretrained:
         return ["" if each is None else self.of(member)[1] for member, each in enumerate(self.chosen)]
 
     def of(self, member: int) -> tuple[Weights, str]:
-        """Return the weights of a member, which fit its network, and their sha256."""
+        """Return the weights of a member and their sha256; ValueError unless the weights fit the network."""
         key = (self.names[member], self.chosen[member])
         if key not in self.read:
             network = weightless(self.config, self.plan)[member]
@@ -64,7 +64,7 @@ class Pretrained:
         return self.read[key]
 
     def load(self, hosted: Hosted, expected: list[str], host: str) -> None:
-        """Into the members hosted here and their trunk, which begins as that of member 0."""
+        """Load the weights into the members hosted here, and into their trunk the weights of member 0."""
         network = weightless(self.config, self.plan)
         for member in hosted.members:
             if self.chosen[member] is not None:
@@ -89,38 +89,38 @@ class Pretrained:
 
 
 def fill(encoder: Network, whole: Network, weights: Weights) -> None:
-    """Load everything but a projection, and in branches the trunk, which is not the encoder's."""
+    """Load all weights but the projection's and, for branches, the trunk's, which are not part of the encoder."""
     own = {name: value for name, value in encoder.state_dict().items() if not name.startswith("projection.")}
     found = {name: weights[whole.published_name(name)] for name in own}
     encoder.load_state_dict(found, strict=False)
 
 
 def weights_of(network: str, chosen: Any) -> Weights:
-    """chosen: true, pypi:NAME or a file."""
+    """Load the weights of a network. chosen: true, pypi:NAME or a file."""
     if chosen is True:
         return published(network)
     return packaged(chosen, network) if chosen.startswith(PYPI) else saved(Path(chosen))
 
 
 def published(name: str) -> Weights:
-    """Return the weights that torchvision or timm publishes under this name, from its cache or the network."""
+    """Return the weights that torchvision or timm publishes under this name, from the cache or by download."""
     library, _, model = name.partition("/")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its lines about every further try
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides a line for every retry
     try:
         if library == "timm":
             return import_module("timm").create_model(model, pretrained=True, num_classes=0).state_dict()
         if library == "torchvision":
             return import_module("torchvision").models.get_model(model, weights="DEFAULT").state_dict()
-    except Exception as error:  # of the network, the hub, the disk: each library has its own
+    except Exception as error:  # each library has its own errors of network, hub and disk
         raise ValueError(
-            f"the weights of {name} could not be had ({reason_of(error)}): without a network, write "
+            f"the weights of {name} could not be loaded ({reason_of(error)}): without a network, write "
             "network.pretrained=FILE"
         ) from error
     raise ValueError(f"network.pretrained=true: nobody publishes weights of {name}, write network.pretrained=FILE")
 
 
 def refuse_another(weights: Weights, network: Network, origin: str) -> None:
-    """Raise ValueError unless the weights have every tensor of the network and, but for the head, no other."""
+    """Raise ValueError unless the weights hold every tensor of the network, and no others except a head."""
     wanted = {
         network.published_name(name): tuple(value.shape)
         for name, value in network.state_dict().items()
@@ -147,9 +147,9 @@ def listed(names: list[str]) -> str:
 
 
 def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | None) -> Source:
-    """Let a frozen trunk read all images, and members its outputs; None: members read the source itself.
+    """Return a source of the frozen trunk's outputs for all images; trunk=None: return the source itself.
 
-    Every process that hosts members calls it; the first of a node computes what the cache does not hold.
+    Every process that hosts members calls this. The first process of a node computes outputs missing in the cache.
     """
     if trunk is None:
         return source
@@ -159,8 +159,8 @@ def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | Non
     return FrozenTrunk(trunk.eval(), key, read_shape(config, plan), config.data).read_all(source)
 
 
-def normalised_as_published(source: Source, config: Config, plan: Plan) -> Source:
-    """Normalize the images of pretrained members as those that their weights were trained on."""
+def normalized_as_published(source: Source, config: Config, plan: Plan) -> Source:
+    """Normalize images like the images on which the members were pretrained."""
     chosen_by_member = choices(config, plan.num_members)
     if all(each is None for each in chosen_by_member):
         return source

@@ -1,4 +1,4 @@
-"""Runs jobs in order, as many at once as there is room for, each on its own GPUs."""
+"""Run jobs in order, several at once if devices allow, each on its own GPUs."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from dicedist.runs.jobs import Job
 from dicedist.runs.warm import Fork
 
 POLL = 0.5  # seconds
-TOLD = 60.0  # seconds between two lines of progress where there is no terminal
-TAIL = 8192  # bytes at the end of a log, where its last line of progress is
+INTERVAL = 60.0  # seconds between two lines of progress without a terminal
+TAIL = 8192  # bytes at the end of a log that are searched for the last line of progress
 STEPS = re.compile(r"^step ([\d,]+)/([\d,]+)", re.MULTILINE)
 
 
 class Queue:
-    """A job that fails does not end the others. directory: where the output of each job goes."""
+    """A queue of jobs. A failed job does not end the others. directory: folder of the jobs' logs."""
 
     def __init__(self, jobs: Sequence[Job], ranks: int, at_once: int, directory: Path):
         self.waiting = [job for job in jobs if not job.finished]
@@ -32,10 +32,10 @@ class Queue:
         self.free = list(range(at_once))
         self.running: dict[int, tuple[Job, Popen | Fork]] = {}
         self.failed: list[str] = []
-        self.progress = Progress(self.total, "runs", self.done, told=TOLD)
+        self.progress = Progress(self.total, "runs", self.done, interval=INTERVAL)
 
     def run(self) -> list[str]:
-        """Run all jobs. Return the names of those that failed."""
+        """Run all jobs. Return the names of the failed ones."""
         try:
             while self.waiting or self.running:
                 while self.waiting and self.free:
@@ -78,13 +78,13 @@ class Queue:
         say(f"[{self.done}/{self.total}] {job.name}: {outcome}, {duration(left)} left")
 
     def show(self) -> None:
-        """Show how many runs are finished, and the step of each running one."""
+        """Show the number of finished runs, and the step of each running one."""
         if steps := self.steps():
             figures = "  ".join(f"{name}: {words}" for name, (_, words) in steps.items())
             self.progress.show(self.done + sum(share for share, _ in steps.values()), figures)
 
     def steps(self) -> dict[str, tuple[float, str]]:
-        """Return for each running job the share of its steps that is done, and the words that say so."""
+        """Return the progress of each running job: the share of its steps, and the same as text."""
         return {job.name: last_step(self.log_of(job)) for job, _ in self.running.values()}
 
     def log_of(self, job: Job) -> Path:
@@ -92,7 +92,7 @@ class Queue:
 
 
 def last_step(log: Path) -> tuple[float, str]:
-    """Return the share of its steps that a job has done by its log, and the words that say so."""
+    """Return the progress of a job by its log: the share of its steps, and the same as text."""
     with log.open("rb") as file:
         file.seek(max(0, os.path.getsize(log) - TAIL))
         found = STEPS.findall(file.read().decode(errors="replace"))
@@ -103,13 +103,13 @@ def last_step(log: Path) -> tuple[float, str]:
 
 
 def last_words(log: Path) -> str:
-    """Return the last line of a failed job's output, if possible one that dicedist wrote."""
+    """Return the last line of a failed job's output, preferably one that dicedist wrote."""
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("dicedist: ") and "warning" not in line]
     return (ours or lines or ["no output"])[-1].removeprefix("dicedist: ")
 
 
 def gpus_of(place: int, ranks: int) -> list[int] | None:
-    """Return the GPUs of the job at this place; None if there are too few to give it its own."""
+    """Return the GPUs of the job at this place in the queue; None if there are too few for separate GPUs."""
     gpus = list(range(place * ranks, (place + 1) * ranks))
     return gpus if gpus[-1] < torch.cuda.device_count() else None

@@ -1,8 +1,8 @@
-"""The results of an evaluation, in files that are written together and belong together.
+"""The results of an evaluation: several files that are written together.
 
-evaluation.json is written last, and names the digest of each other file, the step and the checkpoint. Readers refuse a
-file that it does not name. Writers hold a lock, and results of an earlier step never replace those of a later one:
-`Findings.save`.
+evaluation.json is written last. It holds the digest of each other file, the step and the checkpoint. Readers refuse a
+file with another digest. Writers hold a lock, and results of an earlier step never replace results of a later step
+(`Findings.save`).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ LARGEST_TENSORS = 2**36  # bytes
 
 
 class Results:
-    """A folder that an evaluation is written to: the folder of a run, or a separate one."""
+    """The folder of an evaluation: the run's own, or a separate one."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -51,11 +51,11 @@ class Results:
 
     @property
     def files(self) -> list[Path]:
-        """The one that says that there are results comes last."""
+        """The files of the results, evaluation.json last."""
         return [self.logits_file, self.gallery_file, self.report_file, self.result_file]
 
     def result(self, step: int | None = None) -> dict[str, Any] | None:
-        """The results of the evaluation; None if they were not written, are damaged, or not of this step, if given."""
+        """Return the results; None if they do not exist, are damaged, or are of another step."""
         try:
             found = read_json(self.result_file)
         except (OSError, ValueError):
@@ -63,9 +63,9 @@ class Results:
         return found if step in (None, found.get("step", step)) else None
 
     def tensors(self, path: Path, result: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Load the logits or the gallery that belong to a result; ValueError if the file is of another evaluation.
+        """Load the logits or the gallery of a result; ValueError if the file is of another evaluation.
 
-        Results of earlier versions name no files.
+        Results of earlier versions hold no digests.
         """
         content = read_plain(path, LARGEST_TENSORS)
         if not is_named(result, path, hashlib.sha256(content).hexdigest()):
@@ -76,7 +76,7 @@ class Results:
             raise ValueError(f"{path} is damaged: evaluate again") from error
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Let one process at a time write results to this folder, which is created if needed."""
+        """Let one process at a time write results to this folder. Create the folder if needed."""
         self.directory.mkdir(parents=True, exist_ok=True)
         return locked(self.directory / ".results.lock")
 
@@ -86,7 +86,7 @@ class Results:
         tensors: Mapping[str, Tensor] | None = None,
         gallery: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Write everything under other names first, so that a full disk leaves the earlier results whole."""
+        """Write all files under temporary names first, so that a full disk leaves the earlier results intact."""
         self.directory.mkdir(parents=True, exist_ok=True)
         given = {path: values for path, values in ((self.logits_file, tensors), (self.gallery_file, gallery)) if values}
         drafts = {path: draft_tensors(values, path) for path, values in given.items()}
@@ -95,12 +95,12 @@ class Results:
         publish(drafts)
 
     def aside(self, step: int) -> "Results":
-        """The results of an earlier step, which must not replace these."""
+        """Return the folder for results of an earlier step, which must not replace the later ones."""
         return Results(self.directory.with_name(f"{self.directory.name}_step-{step}"))
 
 
 def is_named(result: Mapping[str, Any], path: Path, sha256: str | None = None) -> bool:
-    """Return whether a result has a file of this name and, if given, of this digest."""
+    """Return whether a result names this file and, if given, this digest."""
     if FILES not in result:
         return True
     named = result[FILES].get(path.name) if isinstance(result[FILES], dict) else None
@@ -108,5 +108,5 @@ def is_named(result: Mapping[str, Any], path: Path, sha256: str | None = None) -
 
 
 def origin(config: Config, found: Checkpoint) -> dict[str, str]:
-    """Name the weights that are measured, for evaluation.json."""
+    """Return the entries of evaluation.json that identify the evaluated weights."""
     return {"checkpoint": found.sha256, "weights": "ema" if config.uses_average else "last"}

@@ -1,4 +1,4 @@
-"""Which run a folder holds, and whether this command may continue it. A run is never overwritten."""
+"""Resuming: find the run in a folder, and refuse to continue it with another config. A run is never overwritten."""
 
 import json
 import os
@@ -20,32 +20,32 @@ from dicedist.runs.files import open_own, read_plain, replace_text
 from dicedist.runs.run import CONFIG, LARGEST_CONFIG, LARGEST_RECORDS, PLAN, Run
 
 RATES = "schedules.learning_rate."
-FIXED = {Scope.RESULT, Scope.IDENTITY}  # a change in these scopes makes it another run
+FIXED = {Scope.RESULT, Scope.IDENTITY}  # keys of these scopes must not change
 
 
 class Found(NamedTuple):
-    """What a start of a run continues from."""
+    """The state from which a run starts or resumes."""
 
-    checkpoint: Checkpoint | None  # None: the run begins
+    checkpoint: Checkpoint | None  # None: a new run
     plan: Plan
-    changes: list[str]  # of keys, that the user allows
+    changes: list[str]  # changed keys that resume.allow names
 
 
 class Saved(NamedTuple):
-    """The config and the plan of a run that was begun before."""
+    """The config and the plan of an existing run."""
 
     config: Config
     plan: Plan
 
 
 def saved_in(run: Run, config: Config) -> Saved | None:
-    """Return what the run that this command continues has saved; None if there is nothing to continue."""
+    """Return the config and the plan of the run that this command continues; None if there is none."""
     continues = config.resume != "never" and run.config_file.is_file()
     return Saved(run.config(), run.plan()) if continues else None
 
 
 def saved_anywhere(run: Run, config: Config) -> Saved | None:
-    """Look into the bucket too, which only rank 0 asks."""
+    """Return `saved_in`, or the config and the plan in the bucket. Called on rank 0."""
     if run.config_file.exists() or config.resume == "never" or this_rank() != REPORTER:
         return saved_in(run, config)
     bucket = Bucket.of(config)
@@ -53,7 +53,7 @@ def saved_anywhere(run: Run, config: Config) -> Saved | None:
 
 
 def saved_in_bucket(bucket: Bucket) -> Saved | None:
-    """Return the config and the plan of the run that a bucket holds; None if it holds none."""
+    """Return the config and the plan of the run in a bucket; None if the bucket is empty."""
     try:
         texts = [bucket.read(name, LARGEST_CONFIG) for name in (CONFIG, PLAN)]
     except OSError as error:
@@ -66,15 +66,15 @@ def saved_in_bucket(bucket: Bucket) -> Saved | None:
 
 
 def ensemble_size(config: Config) -> int | str:
-    """Return the number of members: a continued run keeps it on any number of ranks, unless the command sets it."""
+    """Return the number of members. A resumed run keeps its size on any number of ranks, unless the command sets it."""
     found = saved_anywhere(Run.of(config), config) if config.ensemble.size == "auto" else None
     return found.plan.num_members if found else config.ensemble.size
 
 
 def as_begun(config: Config) -> Config:
-    """Return the config with the validation set of the run that it continues: in earlier versions `auto` was no choice.
+    """Return the config with the validation set of the run that it continues.
 
-    They did not cut the validation set, and they held out a fixed share.
+    Earlier versions had no `auto`: they held out a fixed share, and did not limit the validation set.
     """
     data = config.data
     keys = [key for key in ("val_limit", "val_fraction") if getattr(data, key) == "auto"]
@@ -86,7 +86,7 @@ def as_begun(config: Config) -> Config:
 
 
 def is_new_run(run: Run, config: Config) -> bool:
-    """Tell if it is known already that there is nothing to continue from."""
+    """Return whether there is surely no checkpoint to resume from. False if only the bucket can answer."""
     return config.run.remote is None and not checkpoint.saved(run.checkpoints)
 
 
@@ -98,9 +98,9 @@ def find(
     warn: Callable[[str], None],
     digests: Callable[[], list[str] | None] = lambda: None,
 ) -> Found:
-    """Called on rank 0, which holds the lock. Refuses what cannot be, and writes nothing: `commit` does.
+    """Find the state to start from, on rank 0, which holds the lock. Refuse another run. Write nothing: `commit` does.
 
-    digests: of the pretrained weights, which are read only if the run begins; they go into its plan.
+    digests: of the pretrained weights, for the plan; called only for a new run.
     """
     saved = checkpoint.saved(run.checkpoints)
     begun = bool(saved) or has_records(run)
@@ -128,10 +128,10 @@ def find(
 
 
 def commit(run: Run, config: Config, found: Found, warn: Callable[[str], None]) -> None:
-    """Called on rank 0 when every rank has its state: whatever happens from here on, the run is what the config says.
+    """Write config and plan, on rank 0 after every rank has its state. From here on the folder holds this run.
 
-    A run that goes back to an earlier step (resume.step) forgets the later ones before the config changes. Results
-    that the config would not lead to any more are set aside.
+    A run that goes back to an earlier step (resume.step) removes the later checkpoints before the config changes.
+    Results that the config no longer produces are moved away.
     """
     checkpoint.discard(run.checkpoints)
     last = found.checkpoint
@@ -150,7 +150,7 @@ def commit(run: Run, config: Config, found: Found, warn: Callable[[str], None]) 
 
 
 def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest intact one, or that of the step that the user names."""
+    """Return the checkpoint of resume.step, or the newest intact one."""
     step = config.resuming.step
     if step is None or restarted(run):
         return run.newest_checkpoint(lambda text: warn(f"{text}; the checkpoint before it is tried"))
@@ -163,7 +163,7 @@ def chosen_checkpoint(run: Run, config: Config, warn: Callable[[str], None]) -> 
 
 
 def mend_records(run: Run, found: Checkpoint, warn: Callable[[str], None]) -> None:
-    """metrics.jsonl must begin with what it held at the checkpoint, which keeps a copy."""
+    """Restore metrics.jsonl from the copy in the checkpoint, if it does not begin with that copy."""
     lines, copy = int(found.about["records"]["lines"]), checkpoint.unpack_records(found)
     held = read_plain(run.records_file, LARGEST_RECORDS) if run.records_file.exists() else b""
     whole = held.splitlines(keepends=True)[:lines]
@@ -176,7 +176,7 @@ def mend_records(run: Run, found: Checkpoint, warn: Callable[[str], None]) -> No
 
 
 def identity(config: Config, plan: Plan) -> dict[str, Any]:
-    """What tells a run from another, for its checkpoints."""
+    """Return the values that identify a run in the manifests of its checkpoints."""
     return {
         "name": config.run.name, "seed": config.seed, "data": config.data.name, "method": config.method.name,
         "members": plan.num_members,
@@ -188,14 +188,14 @@ def this_launch() -> str:
 
 
 def leave_mark(run: Run) -> str:
-    """Called on rank 0; other ranks look for the mark with `sees`."""
+    """Write a mark into the folder, on rank 0. Other ranks look for it with `sees`."""
     mark = uuid.uuid4().hex
     replace_text(run.mark_file, mark)
     return mark
 
 
 def sees(run: Run, mark: str) -> bool:
-    """Whether this rank sees the folder in which rank 0 left its mark."""
+    """Return whether this rank sees the folder of rank 0, which holds the mark."""
     try:
         return read_plain(run.mark_file, len(mark)) == mark.encode()
     except (OSError, ValueError):
@@ -203,8 +203,8 @@ def sees(run: Run, mark: str) -> bool:
 
 
 def restarted(run: Run) -> bool:
-    """Whether this is a later attempt of the launch that began the run, which continues whatever `resume` says."""
-    # The id alone may be that of every launch.
+    """Return whether this is a restart of the launch that began the run. Restarts continue the run for any `resume`."""
+    # The id alone may be the same for every launch.
     return attempt() > 0 and run.launch_file.is_file() and run.launch_file.read_text() == this_launch() != ""
 
 
@@ -213,7 +213,7 @@ def has_records(run: Run) -> bool:
 
 
 def refuse_another_teacher(run: Run, config: Config, plan: Plan) -> None:
-    """A teacher is known by its weights: it may have moved, but not have been trained further."""
+    """Refuse a teacher with other weights. Its folder may have moved."""
     before, now = run.plan().teacher_sha256, plan.teacher_sha256
     if before and now and before != now:
         raise ValueError(
@@ -223,7 +223,7 @@ def refuse_another_teacher(run: Run, config: Config, plan: Plan) -> None:
 
 
 def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | None) -> list[str]:
-    """Refuse changes of keys that make another run. Return the changes that the user allows on purpose."""
+    """Refuse changes of keys that make another run. Return the changes that resume.allow permits."""
     saved = run.config()
     allowed = refuse_changes(Saved(saved, run.plan()), Saved(config, plan), str(run))
     moves = saved.schedules.scale or saved.optimizer.schedule not in ("step", "constant")
@@ -239,7 +239,7 @@ def refuse_another(run: Run, config: Config, plan: Plan, found: Checkpoint | Non
 
 
 def refuse_changes(saved: Saved, now: Saved, where: str) -> list[str]:
-    """Return the changes that the user allows."""
+    """Refuse changes of keys that resume.allow does not name. Return the other changes."""
     changed = changed_keys(compared(saved), compared(now), FIXED)
     allowed = [line for line in changed if line.partition(":")[0] in now.config.resuming.allow]
     if refused := [line for line in changed if line not in allowed]:
@@ -251,7 +251,7 @@ def refuse_changes(saved: Saved, now: Saved, where: str) -> list[str]:
 
 
 def refuse_foreign(saved: Saved, config: Config, where: str, begun: bool) -> None:
-    """Refuse another run before anything of it is copied from a bucket to the disk or back."""
+    """Refuse another run before any file is copied between the bucket and the disk."""
     if begun and config.resume == "never" and not restarted(Run.of(config)):
         raise ValueError(f"{where} holds a run already: choose another run.name, or leave out resume=never")
     size, pairs = config.ensemble.size, config.redundancy.max_pairs
@@ -264,12 +264,12 @@ def refuse_foreign(saved: Saved, config: Config, where: str, begun: bool) -> Non
 
 
 def compared(run: Saved) -> dict[str, Any]:
-    """Return every key with its resolved value; of the named learning rates only the chosen one.
+    """Return every key with its resolved value, but of the named learning rates only the chosen one.
 
-    A later version may know other rates. Digests are compared by `find`, and shapes follow from the data.
+    A later version may add other rates. `find` compares digests, and shapes follow from the data.
     """
     config, plan = run
-    chosen = {f"{RATES}{name}" for name in (config.optimizer.lr, "paper")}  # a number scales the paper's
+    chosen = {f"{RATES}{name}" for name in (config.optimizer.lr, "paper")}  # a number scales the paper's rates
     flat = flatten(plan.resolve(config))
     known = {key: value for key, value in flat.items() if key in chosen or not key.startswith(RATES)}
     return known | dict.fromkeys(("network.inputs", "network.pixels", "network.sha256", "teacher.sha256"))

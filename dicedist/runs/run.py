@@ -1,4 +1,4 @@
-"""The folder of a run, with a name for every file in it. No other module builds a path inside it.
+"""The folder of a run and the path of every file in it. No other module builds a path inside a run's folder.
 
 runs/NAME/
     config.yaml plan.json               what it was asked to do, and what that resolved to
@@ -37,18 +37,18 @@ LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
 
 
 class Run(Results):
-    pinned: int | None = None  # a descriptor of the folder, which stays its own under any name
-    moved_from: Path | None = None  # where it was pinned, if it is there no more
-    bucket: Bucket | None = None  # whence the folder is copied, of a run that was opened by a URL
+    pinned: int | None = None  # open descriptor of the folder, which stays valid after a rename
+    moved_from: Path | None = None  # the path when it was pinned, if the folder has moved
+    bucket: Bucket | None = None  # the source of the folder, for a run that was opened by a URL
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The run that a training with this config begins or continues."""
+        """Return the run that a training with this config begins or continues."""
         return cls(Path(config.run.dir) / config.run.name)
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
-        """An existing run, in a folder or behind a URL; ValueError if there is none."""
+        """Open an existing run, in a folder or at a URL; ValueError if there is none."""
         if is_url(directory):
             return cls.copied(Bucket.at(str(directory), str(directory)))
         run = cls(directory)
@@ -58,7 +58,7 @@ class Run(Results):
 
     @classmethod
     def open_all(cls, name: str | Path) -> list[Self]:
-        """A run, or the runs of a sweep's folder; files beside runs, as logs are, are passed over."""
+        """Open a run, or all runs in the folder of a sweep. Other files, such as logs, are ignored."""
         if is_url(name):
             return [cls.copied(bucket) for bucket in Bucket.at(str(name), str(name)).holding(CONFIG)]
         path = Path(name)
@@ -69,8 +69,8 @@ class Run(Results):
 
     @classmethod
     def copied(cls, bucket: Bucket) -> Self:
-        """What a bucket has of a run, on this machine; its checkpoint follows when it is asked for."""
-        from dicedist.runs import copies  # not above: it knows runs
+        """Copy a run from a bucket to this machine. Its checkpoint is copied on first use."""
+        from dicedist.runs import copies  # not above: it imports this module
 
         run = cls(copies.copy_of(bucket))
         run.bucket = bucket
@@ -78,16 +78,16 @@ class Run(Results):
 
     @classmethod
     def all_in(cls, folder: Path, below: str = "*") -> list[Self]:
-        """The runs among the folders in a folder; below="**": at any depth, the folder itself included."""
+        """Return the runs in the subfolders of a folder. below="**": at any depth, including the folder itself."""
         return [cls(config.parent) for config in sorted(folder.glob(f"{below}/{CONFIG}"))]
 
     def pin(self) -> None:
-        """Hold on to the folder, so that `follow` finds it again after it was renamed."""
+        """Open the folder, so that `follow` finds it after a rename."""
         if sys.platform == "linux":
             self.pinned = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def follow(self) -> bool:
-        """Return whether the pinned folder is still in its place. If it was renamed, this object follows it."""
+        """Return whether the pinned folder has kept its path. If it was renamed, use the new path."""
         if self.pinned is None:
             return True
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ class Run(Results):
         return self.directory.resolve().name
 
     def place_of(self, name: str) -> Path:
-        """Where a file lies whose name is that of a copy elsewhere, relative to the folder."""
+        """Return the path of a file by its name in a bucket, which is relative to the run's folder."""
         path = self.directory
         for folder in Path(name).parts[:-1]:
             path = own_folder(path / folder)
@@ -137,11 +137,11 @@ class Run(Results):
 
     @property
     def changes_file(self) -> Path:
-        """Keys that were changed on purpose between two starts."""
+        """Log of the keys that were changed on purpose between two starts."""
         return self.directory / "changes.jsonl"
 
     def mirror_file(self, tracker: str) -> Path:
-        """The state of a tracker; MLflow was the only one once, so its file has no name in it."""
+        """Return the file with the state of a tracker. MLflow's has no name in it: once it was the only tracker."""
         return self.directory / ("mirror.json" if tracker == "mlflow" else f"mirror-{tracker}.json")
 
     @property
@@ -150,7 +150,7 @@ class Run(Results):
         return sorted(self.directory.glob("events.out.tfevents.*"))
 
     def copy_file(self, uri: str) -> Path:
-        """What a second store of MLflow has received."""
+        """Return the file with the state of a second MLflow store."""
         return self.directory / f"mirror-{hashlib.sha256(uri.encode()).hexdigest()[:8]}.json"
 
     @property
@@ -159,12 +159,12 @@ class Run(Results):
 
     @property
     def owner_file(self) -> Path:
-        """In place of the lock where the file system has none."""
+        """File that replaces the lock on a file system without locks."""
         return self.directory / ".lock.owner"
 
     @property
     def wandb_folder(self) -> Path:
-        """The folder that Weights & Biases makes in a folder that it is given."""
+        """The folder that Weights & Biases creates in the run's folder."""
         return own_folder(self.directory / "wandb")
 
     def mirror_lock_file(self, tracker: str) -> Path:
@@ -172,7 +172,7 @@ class Run(Results):
 
     @property
     def mark_file(self) -> Path:
-        """Written by rank 0, so that the other ranks can tell whether they see the same folder."""
+        """File that rank 0 writes, so that the other ranks can check that they see the same folder."""
         return self.directory / ".mark"
 
     @property
@@ -182,7 +182,7 @@ class Run(Results):
 
     @property
     def stopped_file(self) -> Path:
-        """Exists while the last training of the run was ended on request."""
+        """File that exists if the last training of the run was stopped on request."""
         return self.directory / ".stopped"
 
     @property
@@ -190,8 +190,8 @@ class Run(Results):
         return own_folder(self.directory / "checkpoints")
 
     @property
-    def travelling(self) -> list[Path]:
-        """What a bucket keeps of the run beside its checkpoints, in the order in which it is sent."""
+    def files_to_send(self) -> list[Path]:
+        """Files that a bucket stores besides checkpoints, in the order of sending."""
         return [
             self.plan_file, self.config_file, self.environment_file, self.changes_file, self.launch_file,
             self.records_file, self.system_file, self.mirror_file("mlflow"), self.mirror_file("wandb"), *self.files,
@@ -209,7 +209,7 @@ class Run(Results):
         return parse_config(text, self.config_file)
 
     def plan(self) -> Plan:
-        """What its config resolved to; a run from before there were plans has it in its config."""
+        """Read the plan. Runs of earlier versions have no plan, but resolved values in their config."""
         if not self.plan_file.exists():
             return Plan.of_older(self.config())
         try:
@@ -222,7 +222,7 @@ class Run(Results):
         replace_text(self.plan_file, plan.to_json())
 
     def save_config(self, config: Config) -> None:
-        """Save it after the plan: the config says that there is a run."""
+        """Save the config, after the plan: a folder with a config is a run."""
         replace_text(self.config_file, to_yaml(config))
 
     def newest_checkpoint(self, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
@@ -233,18 +233,18 @@ class Run(Results):
                 copies.fetch_newest(self.bucket, self, warn)
         return checkpoint.newest(self.checkpoints, warn)
 
-    def checkpoint(self, tell: Callable[[str], None] = warn, which: str | None = None) -> Checkpoint:
-        """Return the checkpoint to read; a ValueError says why there is none.
+    def checkpoint(self, on_warning: Callable[[str], None] = warn, which: str | None = None) -> Checkpoint:
+        """Return the checkpoint to read; ValueError if there is none.
 
-        which: last | best; None: the best if the run keeps it (checkpoint.best). tell: receives a warning if the last
-        one is damaged and an earlier one takes its place.
+        which: last | best; None: the best if the run keeps it (checkpoint.best). on_warning: called if the last
+        checkpoint is damaged and an earlier one replaces it.
         """
         reasons: list[str] = []
         found = self.newest_checkpoint(reasons.append)
         if found is None:
             raise ValueError(f"{self} has no intact checkpoint{f': {reasons[0]}' if reasons else ''}")
         if reasons:
-            tell(f"{reasons[0]}; {found.path.name} is used instead")
+            on_warning(f"{reasons[0]}; {found.path.name} is used instead")
         best = checkpoint.best_step(found.about)
         if which == "best" and best is None:
             raise ValueError(f"{self} keeps no best checkpoint: train with checkpoint.best=val/nll, or leave it out")
@@ -256,7 +256,7 @@ class Run(Results):
             raise ValueError(f"{error}: it was the best one, checkpoint=last reads the last") from error
 
     def results_of(self, found: Checkpoint) -> tuple[Results, dict[str, Any]] | None:
-        """The results of this checkpoint, of the weights that the config names, with their folder; None without any."""
+        """Return the results of this checkpoint and of evaluate.weights, with their folder; None if there are none."""
         wanted = {"step": found.step, **origin(self.config(), found)}
         for results in (self, self.aside(found.step)):
             result = results.result()
@@ -265,7 +265,7 @@ class Run(Results):
         return None
 
     def ending(self) -> str:
-        """How training ended, in MLflow's words: FINISHED only if the last checkpoint and the results are whole."""
+        """Return how training ended, as MLflow's status. FINISHED needs an intact last checkpoint and results."""
         found = self.newest_checkpoint()
         if found is not None and found.complete:
             evaluated = checkpoint.best_step(found.about) or found.step
@@ -274,20 +274,20 @@ class Run(Results):
         return "KILLED" if self.stopped_file.exists() else "FAILED"
 
     def exported(self, name: str) -> Path:
-        """A file that `export` writes unless it is given another place."""
+        """Return the default path of a file that `export` writes."""
         return self.directory / name
 
     def variation(self, label: str) -> Results:
-        """The results of something else than the whole run: of some members, another average, an earlier step."""
+        """Return the results of a part of the run: some members, another average, an earlier step."""
         return Results(own_folder(own_folder(self.directory / "evaluations") / label))
 
     def aside(self, step: int | str) -> Results:
         return self.variation(f"step-{step}")
 
     def set_results_aside(self) -> None:
-        """Move the results to a folder of their step: the run goes on, or is to be measured in another way.
+        """Move the results to a folder of their step, because the run continues or is evaluated differently.
 
-        evaluation.json goes last, so that a start after a crash moves the rest.
+        evaluation.json is moved last, so that a start after a crash moves the rest.
         """
         found = self.result()
         if found is None:
@@ -301,12 +301,12 @@ class Run(Results):
                 old.rename(new)
 
     def validations(self, name: str) -> list[tuple[float, float]]:
-        """Epochs and validation values of a measure, named without val/."""
+        """Return epochs and validation values of a measure, named without val/."""
         records, key = whole_records(self.records_file), f"val/{name}"
         return [(record["epoch"], record[key]) for record in records if record.get(key) is not None]
 
     def last_validation(self, name: str) -> float | None:
-        """The last of them; None if there is none."""
+        """Return the last validation value of a measure; None if there is none."""
         known = self.validations(name)
         return known[-1][1] if known else None
 
@@ -316,7 +316,7 @@ def is_url(place: str | Path) -> bool:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The complete lines of a file that may be missing, or still being written."""
+    """Return the complete lines of a file, which may be missing or still growing."""
     if not path.exists():
         return []
     text = read_plain(path, LARGEST_RECORDS).decode()

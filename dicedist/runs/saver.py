@@ -1,12 +1,12 @@
-"""Saving in the background: training waits while tensors are copied to the host, not while files are written.
+"""Background saving: training waits only while tensors are copied to the host, not while files are written.
 
     every rank    copy ── train ──────────────── report ── train ────────────────
     its writer       └──── write, fsync, hash ────┘  │
     rank 0's writer                                  └──── manifest, rename ────
 
-The reports travel with those of the training log, so no message is sent for a checkpoint alone. A checkpoint that
+The reports are sent with the reports of the training log, so a checkpoint needs no extra message. A checkpoint that
 cannot be written causes a warning, and the one before it stays. A rank on a node that does not see rank 0's folder puts
-its files into the store instead, and rank 0's writer takes them from there.
+its files into the store, from which rank 0's writer reads them.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from dicedist.runs.run import Run
 from dicedist.runs.uploads import NoUploads
 
 MOMENT = 0.2  # seconds
-Report = dict[str, Any]  # the files that a rank has written, or its error; empty if there is nothing new
+Report = dict[str, Any]  # files that a rank has written, or its error; empty if nothing is new
 
 
 class Saver:
-    """Every rank has one, for the parts that it saves. Rank 0 decides when to save, and completes the checkpoint."""
+    """The saver of one rank, for the parts it hosts. Rank 0 decides when to save, and completes the checkpoint."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Saver:
         self.run, self.config, self.parts, self.control, self.warn = run, config, parts, control, warn
         every = (config.every_steps, config.every_epochs and config.every_epochs * steps_per_epoch)
         self.intervals = [steps for steps in every if steps]
-        self.step, self.begun_at = step, time.monotonic()  # of the last checkpoint begun
+        self.step, self.begun_at = step, time.monotonic()  # of the last started checkpoint
         self.failed = False  # True if the last checkpoint could not be written
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[Report] | None = None
@@ -65,24 +65,24 @@ class Saver:
         self.busy = False
 
     def due(self, step: int) -> bool:
-        """Return whether to save, on rank 0. While a checkpoint is in progress the next one is put off."""
+        """Return whether to save, on rank 0. A checkpoint in progress postpones the next one."""
         minutes = self.config.every_minutes
         late = minutes is not None and time.monotonic() - self.begun_at > 60 * minutes
         return not self.busy and (late or any(step // every > self.step // every for every in self.intervals))
 
     def start(self, step: int, about: Mapping[str, Any], records: bytes = b"") -> None:
-        """Begin a checkpoint; all ranks call this between the same two steps. about: goes into the manifest."""
+        """Start a checkpoint. All ranks call this between the same two steps. about: content of the manifest."""
         self.step, self.begun_at, self.about, self.records = step, time.monotonic(), about, records
         self.busy, self.failed = True, False
         snapshots = {part.name: checkpoint.snapshot(part) for part in self.parts()}
         self.writing = self.thread.submit(self.write, step, snapshots)
 
     def forget(self) -> None:
-        """Let the next save of the same step be written: it holds more parts."""
+        """Allow another checkpoint of the same step, which holds more parts."""
         self.step = -1
 
     def write(self, step: int, snapshots: Mapping[str, checkpoint.Tensors]) -> Report:
-        """Write the parts into the checkpoint's folder, or send them from a temporary one."""
+        """Write the parts into the checkpoint's folder, or into a temporary one and send them."""
         files: checkpoint.Files = {}
         try:
             self.refuse_removed()
@@ -99,24 +99,24 @@ class Saver:
         return {"files": files, "sent": [] if self.sees_folder else [*files]}
 
     def refuse_removed(self) -> None:
-        """Follow the run's folder if it was renamed; OSError if it was removed: half a run must not take its place."""
+        """Follow a renamed run folder; OSError if it was removed, because a partial run must not replace it."""
         if not self.run.follow() and not self.run.directory.is_dir():
             raise FileNotFoundError(f"{self.run} was removed")
 
     def report(self) -> Report:
-        """Return what this rank has written since the last call; rank 0 receives it."""
+        """Return what this rank has written since the last call, for rank 0."""
         if self.writing is None or not self.writing.done():
             return {}
         report, self.writing = self.writing.result(), None
         return report
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """Complete the checkpoint once all ranks have reported. Other ranks than rank 0 receive no reports."""
+        """Complete the checkpoint once all ranks have reported. Only rank 0 receives reports."""
         self.reports |= {rank: report for rank, report in enumerate(reports) if report}
         if len(self.reports) == self.control.world_size:
             self.completing = self.thread.submit(self.complete, [*self.reports.values()])
             self.reports = {}
-            wait([self.completing], timeout=MOMENT)  # most often enough, and then the next checkpoint need not wait
+            wait([self.completing], timeout=MOMENT)  # usually enough, so that the next checkpoint need not wait
         if self.completing is not None and self.completing.done():
             error, self.completing = self.completing.result(), None
             self.busy, self.failed = False, error is not None
@@ -147,19 +147,20 @@ class Saver:
         return None
 
     def finish(self) -> bool:
-        """All ranks wait for a checkpoint in progress. Return whether the last one begun is on disk."""
+        """Wait for a checkpoint in progress, on all ranks. Return whether the last started one is on disk."""
         for _ in range(2):  # the files of all ranks, then the manifest
             for job in (self.writing, self.completing):
                 if job is not None:
                     job.result()
             self.receive(self.control.report(self.report()))
-        return not self.control.agree(self.failed)
+        return not self.control.maximum(self.failed)
 
 
 @contextlib.contextmanager
 def reachable(saved: Path, lacking: Sequence[str], control: Control, transfer: FileTransfer | None) -> Iterator[Path]:
-    """Yield rank 0's checkpoint folder, or, on a rank that does not see it, a temporary folder with the parts that this
-    rank lacks. All ranks call this."""
+    """Yield rank 0's checkpoint folder, or a temporary copy of the parts in `lacking` on a rank that does not see it.
+
+    All ranks call this."""
     records = control.report({"lacking": [f"{name}.safetensors" for name in lacking]})
     wanted = {name for record in records for name in record["lacking"]}
     if wanted and transfer:

@@ -1,11 +1,11 @@
-"""Sends the files of a run from the disk to a bucket, in a thread of rank 0, while training goes on.
+"""Upload the files of a run to a bucket, in a thread of rank 0 during training.
 
     training       ── checkpoint ──── checkpoint ──── ... ──── results ── waits ──
     its thread           └── parts, manifest, records ──┘            └── the rest ──┘
 
 After each notice the thread compares the whole folder with the bucket, so anything missed is picked up by the next
-retry. Of a checkpoint the manifest goes last; only then are older ones removed. Whatever the bucket does, training goes
-on: the thread warns once, and tries again.
+retry. The manifest of a checkpoint is sent last, and only then are older checkpoints removed. Failures of the bucket do
+not stop training: the thread warns once, and tries again.
 """
 
 import contextlib
@@ -25,26 +25,26 @@ from dicedist.runs.files import digest, read_plain
 from dicedist.runs.lease import Lease, Lost
 from dicedist.runs.run import Run
 
-LIMIT = 600.0  # seconds that a finished or stopped training waits for the bucket, however slowly it answers
-GOING_BACK = 60.0  # seconds that a training waits for the bucket to forget later checkpoints
+LIMIT = 600.0  # seconds that a finished or stopped training waits for the bucket at most
+GOING_BACK = 60.0  # seconds that a training waits until the bucket has removed later checkpoints
 PAUSES = (1.0, 60.0)  # seconds between two attempts, the first and the longest
 MOMENT = 0.2
-AT_ONCE = 2**26  # bytes of a file that are held in memory
+AT_ONCE = 2**26  # bytes of a file that is sent from memory, at most
 
 
 class NoUploads:
-    """For a run that is kept on the disk alone, and for every rank but rank 0: all calls do nothing."""
+    """Uploads that do nothing, for a run without run.remote and for every rank but rank 0."""
 
     sending: Path | None = None  # the checkpoint that is being sent, which must not be removed
 
     def begin(self) -> None:
-        """Fetch the files that only the bucket has; from now on the bucket gets every file that the disk gets."""
+        """Download the files that only the bucket has, and start to upload."""
 
     def soon(self) -> None:
-        """Notice that there is something new in the folder."""
+        """Notify the thread of new files in the folder."""
 
     def go_back(self, step: int) -> None:
-        """Remove the later checkpoints: the run has gone back behind them, and must not continue from them."""
+        """Remove the checkpoints after this step, because the run has gone back to it."""
 
     def finish(self) -> bool:
         """Wait up to LIMIT seconds. Return whether the bucket has everything."""
@@ -53,7 +53,7 @@ class NoUploads:
 
 @contextlib.contextmanager
 def uploading(run: Run, config: Config, warn: Callable[[str], None]) -> Iterator[NoUploads]:
-    """Keep the bucket for this process alone inside the context, which rank 0 enters with the lock of the run."""
+    """Hold the lease of the bucket inside the context, which rank 0 enters with the lock of the run."""
     if (bucket := Bucket.of(config)) is None:
         yield NoUploads()
         return
@@ -69,11 +69,11 @@ class Uploads(NoUploads):
         self.run, self.bucket, self.config, self.warn = run, bucket, config, warn
         self.lease = Lease(self.bucket)
         self.news = threading.Event()
-        self.asked = self.sent = 0  # the number of notices, and of those whose files have arrived
+        self.asked = self.sent = 0  # number of notices, and of notices whose files have arrived
         self.failing = False
-        self.back_to: int | None = None  # the step behind which the bucket must keep nothing
-        self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: not known
-        self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files that the bucket has
+        self.back_to: int | None = None  # step after which the bucket must keep no checkpoint
+        self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: unknown
+        self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files in the bucket
 
     def begin(self) -> None:
         try:
@@ -82,12 +82,12 @@ class Uploads(NoUploads):
         except OSError as error:
             if not (resume.restarted(self.run) and self.run.newest_checkpoint()):
                 raise ValueError(f"run.remote={self.bucket} does not answer: {error}") from error
-            self.tell(error)  # the launch that began the run goes on from its own disk
+            self.warn_once(error)  # a restart of the launch that began the run has everything on its disk
         threading.Thread(target=self.live, name="uploads", daemon=True).start()
         self.soon()
 
     def bring_back(self) -> None:
-        """Fetch the run from a bucket that is ahead of the disk, because the run was begun or went on elsewhere."""
+        """Download the run if the bucket is ahead of the disk, because the run was begun or continued elsewhere."""
         there = self.bucket.listed()
         saved = resume.saved_in_bucket(self.bucket)
         if saved is None:
@@ -136,30 +136,30 @@ class Uploads(NoUploads):
                 self.warn(f"{error}: nothing more is sent there")
                 return
             except (OSError, ValueError) as error:
-                self.tell(error)
+                self.warn_once(error)
                 self.there, pause = None, min(2 * pause, PAUSES[1])
                 continue
             if self.failing:
                 self.warn(f"{self.bucket} answers again, and has received everything")
             self.sent, self.failing, pause = asked, False, PAUSES[0]
 
-    def tell(self, error: Exception) -> None:
+    def warn_once(self, error: Exception) -> None:
         if not self.failing:
             self.warn(f"the run could not be sent to {self.bucket}, it is tried again: {error}")
         self.failing = True
 
     def bring(self) -> None:
-        """Bring the bucket to the state of the folder."""
+        """Synchronize the bucket with the folder."""
         if not self.lease.held:
             self.lease.take()
         self.lease.confirm()
         if not self.run.exists():
-            raise FileNotFoundError(f"{self.run} was removed, or renamed")  # the bucket keeps what it has
+            raise FileNotFoundError(f"{self.run} was removed, or renamed")  # the bucket stays as it is
         if self.there is None:
             self.there = copies.manifests(self.bucket, self.bucket.listed())
         if (last := self.back_to) is not None:
             for step in [step for step in self.there if step > last]:
-                self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])  # the rest goes with the next checkpoint
+                self.bucket.remove([f"{folder_of(step)}/{MANIFEST}"])  # `thin_out` removes the rest
                 del self.there[step]
             self.back_to = None
         self.send_file(self.run.config_file)
@@ -167,11 +167,11 @@ class Uploads(NoUploads):
             self.send_newest(self.there)
         finally:
             self.sending = None
-        for path in [*self.run.travelling, *(path for aside in self.run.variations for path in aside.files)]:
+        for path in [*self.run.files_to_send, *(path for aside in self.run.variations for path in aside.files)]:
             self.send_file(path)
 
     def send_newest(self, there: dict[int, bytes]) -> None:
-        """Send the newest checkpoint and the best one, if the bucket lacks them; others are not sent any more."""
+        """Send the newest checkpoint and the best one, if the bucket lacks them. Other checkpoints are not sent."""
         saved = checkpoint.saved(self.run.checkpoints)
         if not saved:
             return
@@ -195,15 +195,15 @@ class Uploads(NoUploads):
         there[step] = text
 
     def thin_out(self, there: dict[int, bytes], last: int, best: int | None) -> None:
-        """Remove checkpoints as on the disk, and every checkpoint without a manifest."""
+        """Remove old checkpoints by the rule for the disk, and all files of checkpoints without a manifest."""
         losses = {step: checkpoint.loss_in(text) for step, text in there.items()}
         for step in checkpoint.superfluous(losses, last, self.config.checkpoint.keep, best):
             del there[step]
         names = [name for name in self.bucket.listed() if copies.step_in(name) not in (None, *there)]
-        self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # they go first
+        self.bucket.remove(sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")))  # manifests first
 
     def send_file(self, path: Path) -> None:
-        """Send a file that has changed since it was sent; remove one that is no longer on the disk."""
+        """Send a file that has changed since the last upload. Remove a file that is no longer on the disk."""
         name = name_of(path.relative_to(self.run.directory))
         try:
             about = path.stat(follow_symlinks=False)
@@ -217,6 +217,6 @@ class Uploads(NoUploads):
             return
         if about.st_size > AT_ONCE:
             self.bucket.send(path, name, digest(path))
-        else:  # it may grow meanwhile
+        else:  # the file may grow during the upload
             self.bucket.write(name, read_plain(path, 2 * AT_ONCE))
         self.marks[name] = mark

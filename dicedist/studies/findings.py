@@ -1,4 +1,4 @@
-"""Reads the runs of a finished protocol, and writes its page and its table."""
+"""Read the runs of a finished protocol, and write its page and its table."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -59,7 +59,7 @@ def compared(evidence: Evidence, best: Mapping[str, Mapping[str, str]]) -> Compa
 
 
 def validated(group: Group) -> float:
-    """The mean accuracy of members on validation inputs after training, which the test set has no part in."""
+    """Return the mean accuracy of members on validation inputs after training."""
     found = [run.run.last_validation(names.record(names.MEMBERS, names.ACCURACY)) for run in group.runs]
     return fmean(value for value in found if value is not None)
 

@@ -35,7 +35,7 @@ KNOWN = SHORT | {one.name: one for one in OBJECTIVES}
 
 
 def objectives_of(text: str) -> tuple[Objective, ...]:
-    """nll, or several: accuracy,ratio_error."""
+    """Parse one objective or several: nll, or accuracy,ratio_error."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in KNOWN:

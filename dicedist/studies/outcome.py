@@ -1,4 +1,4 @@
-"""The outcome of a search: a table, the best config as an experiment, a page. None of it knows a test input."""
+"""The outcome of a search: a table, the best config as an experiment, a page. No test input is used."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ MOST_SHOWN = 20
 
 
 def conclude(search: Search) -> dict[str, str]:
-    """Print and write what the search has come to; return the values of its best trial."""
+    """Print and write the results of the search. Return the values of its best trial."""
     plan, winner, attempts = search.plan, search.best()[0], attempts_of(search)
     best = search.written(winner.params)
     say(f"\n{shown(search, attempts)}")
@@ -44,7 +44,7 @@ def attempts_of(search: Search) -> list[Attempt]:
             outcome,
             search.written(trial.params),
             {key: value for key, value in trial.params.items() if isinstance(value, int | float)},
-            # Optuna gives what was pruned its last value.
+            # Optuna gives a pruned trial its last value.
             [s * v for s, v in zip(scales, trial.values, strict=True)] if outcome == "complete" else [],
             [(float(epoch), scales[0] * value) for epoch, value in sorted(trial.intermediate_values.items())],
             trial.number in winners,
@@ -55,7 +55,7 @@ def attempts_of(search: Search) -> list[Attempt]:
 
 
 def shown(search: Search, attempts: Sequence[Attempt]) -> str:
-    """The best ones, and how many there were of each kind."""
+    """Format the best trials as a table, with the number of trials of each outcome."""
     objectives, keys = search.plan.objectives, list(search.plan.spaces)
     sign = -1 if objectives[0].direction == "maximize" else 1
     complete = sorted((one for one in attempts if one.values), key=lambda one: sign * one.values[0])
@@ -70,7 +70,7 @@ def shown(search: Search, attempts: Sequence[Attempt]) -> str:
 
 
 def importance(study: "optuna.Study") -> dict[str, float]:
-    """The share of each key in being among the better trials; empty if there are too few, or several objectives."""
+    """Return the importance of each key; empty for too few trials or several objectives."""
     import optuna
 
     complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
@@ -81,7 +81,7 @@ def importance(study: "optuna.Study") -> dict[str, float]:
 
 
 def write_experiment(path: Path, overrides: Mapping[str, str], remark: str, groups: Collection[str]) -> None:
-    """An experiment of conf/experiment/ with these values; what names a run or its records is left out."""
+    """Write these values as a file for conf/experiment/, without the keys that name a run or its records."""
     kept = {key: text for key, text in overrides.items() if not key.startswith(("run.", "tracking", "resum"))}
     defaults: list[Any] = [kept.pop("experiment")] if "experiment" in kept else []
     defaults.append("_self_")

@@ -1,4 +1,4 @@
-"""A comparison of methods as it was decided beforehand: a file of conf/evidence/, committed before the test is read.
+"""The protocol of a comparison: a file of conf/evidence/, committed before the test set is read.
 
 title: Digits, four MLPs
 setting: {data: digits, ensemble.size: 4, epochs: 30}           keys of every run
@@ -55,7 +55,7 @@ class Protocol:
     shift: Mapping[str, str]
 
     def plan(self, method: str, directory: Path) -> Plan:
-        """The search of a method, with the search's own seed in every trial."""
+        """Return the search of a method. All trials use the seed of the search."""
         spaces, fixed = spaces_in(self.methods[method])
         overrides = {**self.common(method), **fixed, "seed": str(self.search_seed)}
         folder = directory / "search" / method
@@ -64,13 +64,13 @@ class Protocol:
         )
 
     def common(self, method: str) -> dict[str, str]:
-        """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting differs."""
+        """Return the keys of a method's runs. Validation reads all held-out inputs, unless the setting limits them."""
         return {"method": method, "tracking": "none", "data.val_limit": "null", **self.setting}
 
     def job(
         self, method: str, best: Mapping[str, str], seed: int, directory: Path, change: tuple[str, str] | None = None
     ) -> Job:
-        """A run of the best config of a method, or with one other value; the test set stays unread."""
+        """Return a run of a method's best config, or with one other value, without the test set."""
         _, fixed = spaces_in(self.methods[method])
         name = method if change is None else f"{method}-{change[0].rpartition('.')[2]}-{change[1]}"
         changed = dict([change]) if change else {}
@@ -80,12 +80,12 @@ class Protocol:
         return Job(f"{name}-seed{seed}", (*written(overrides), UNREAD))
 
     def evaluation(self, run: Path) -> EvaluateRequest:
-        """What measures a run on shifted images."""
+        """Return the request that evaluates a run on shifted images."""
         return compose_request("evaluate", written({"run": str(run), **self.shift}), EvaluateRequest)
 
     @property
     def num_runs(self) -> dict[str, int]:
-        """Trainings of each method, the search included."""
+        """Return the number of trainings of each method, including its search."""
         curves = {method: len(values) * self.curve_seeds for method, (_, values) in self.curves.items()}
         return {method: self.trials + self.seeds + curves.get(method, 0) for method in self.methods}
 
@@ -95,7 +95,7 @@ def written(overrides: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_protocol(name: str) -> Protocol:
-    """Reads a protocol by its name in conf/evidence/, or by its path."""
+    """Read a protocol by its name in conf/evidence/, or by its path."""
     path = Path(name) if name.endswith(".yaml") else CONF / "evidence" / f"{name}.yaml"
     try:
         text = path.read_text()
@@ -132,7 +132,7 @@ def checked(path: Path, text: str, values: dict[str, Any]) -> Protocol:
     )  # fmt: skip
     if protocol.shift:
         protocol.evaluation(Path("."))
-    for method in methods:  # a misspelt key ends it here
+    for method in methods:  # refuses a misspelled key early
         plan = protocol.plan(method, Path("."))
         if protocol.trials and not plan.spaces:
             raise ValueError(f"{path}: {method} has nothing to search over, so budgets are not equal")
@@ -154,12 +154,12 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """The value as an override takes it."""
+    """Return the value as text for an override."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def commit_of(path: Path) -> str:
-    """The commit that holds the file as it is; ValueError if there is none."""
+    """Return the commit that holds the file in its present form; ValueError if there is none."""
     advice = f"{path} must be committed before the test set is read: commit it, and write the same command again"
     try:
         changed = git(path, "status", "--porcelain", "--", path.name)

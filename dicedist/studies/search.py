@@ -1,12 +1,12 @@
-"""A search: trials of one training each, proposed by Optuna from the trials before them, ended early where others were
-better at the same epoch. It sees validation inputs only.
+"""Search by Optuna: each trial is one training, proposed from earlier trials, and pruned if others were better at the
+same epoch. A search reads validation inputs only.
 
 DIRECTORY/
-    study.db                                    every trial, its values and its course; Optuna's own tools read it too
-    trial-0007/ trial-0007.log trial-0007.lock  the run of a trial, its output, and who watches over it
+    study.db                                    every trial with its values and curve; Optuna's own tools can read it
+    trial-0007/ trial-0007.log trial-0007.lock  the run of a trial, its output, and the process that watches it
     best.yaml search.html                       the best config as an experiment, and the page
 
-Started again, or in several processes at once, the same search goes on: a trial whose watcher has ended is continued.
+The same command again, or in several processes at once, continues the search. A trial without a watcher is resumed.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import optuna
 
 POLL = 0.5  # seconds
-UNWATCHED = 4  # trials that always run to their end, so that later ones have something to be compared with
-WARM_UP = 0.25  # share of a run's epochs after which it may be ended early
+UNWATCHED = 4  # first trials, which are never pruned, so that later ones can be compared with them
+WARM_UP = 0.25  # share of a run's epochs before it may be pruned
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
     spaces: Mapping[str, Space]
     objectives: tuple[Objective, ...]
     trials: int
-    seed: int = 0  # of the proposals; that of the runs is a key like any other
+    seed: int = 0  # of the proposals; the seed of the runs is an ordinary key
     prunes: bool = True
     study: str | None = None  # in trackers; None: the name of the folder
 
@@ -60,7 +60,7 @@ class Plan:
         return ", ".join(f"{o.title} {o.shown(value)}" for o, value in zip(self.objectives, values, strict=True))
 
     def check(self) -> Job:
-        """ValueError if a key is misspelt, or if there is nothing to choose by; a job with the first of all values."""
+        """Return a job with the first values; ValueError if a key is misspelled or there is no validation set."""
         first = {key: s.values[0] if isinstance(s, Choice) else number(s, s.low) for key, s in self.spaces.items()}
         job = self.job(0, first)
         if job.config.data.split == "full":
@@ -107,7 +107,7 @@ class Search:
             raise
 
     def next_trial(self, place: int) -> Watched | None:
-        """One that lost its watcher, or a new one; None when all have been proposed."""
+        """Return a trial that lost its watcher, or a new trial; None if all have been proposed."""
         from optuna.trial import Trial, TrialState
 
         with FileLock(self.plan.directory / ".study.lock"):
@@ -134,7 +134,7 @@ class Search:
             return Watched(trial, job, job.start(self.ranks, gpus_of(place, self.ranks), log), lock)
 
     def look_after(self, watched: Watched) -> bool:
-        """Pass on what the run has recorded; return whether the trial has ended."""
+        """Report the run's records to Optuna. Return whether the trial has ended."""
         from optuna.trial import TrialState
 
         code = watched.process.poll()
@@ -145,22 +145,22 @@ class Search:
             watched.process.terminate()
             watched.process.wait()
             self.study.tell(watched.trial, state=TrialState.PRUNED)
-            self.tell(watched, "ended early")
+            self.announce(watched, "ended early")
         elif code == EXIT_STOPPED:
             raise Stopped
         elif code in (0, EXIT_UNSENT) and all(map(math.isfinite, values := self.values_of(watched.job))):
             self.study.tell(watched.trial, values)
-            self.tell(watched, self.plan.figures(values))
+            self.announce(watched, self.plan.figures(values))
         else:
             watched.trial.set_user_attr("reason", reason := last_words(self.log_of(watched.job)))
-            # Optuna passes over what failed and would propose its like again; what was pruned counts as bad.
+            # Optuna ignores failed trials and would propose similar ones again; pruned trials count as bad.
             several = len(self.plan.objectives) > 1
             self.study.tell(watched.trial, state=TrialState.FAIL if several else TrialState.PRUNED)
-            self.tell(watched, f"failed: {reason}")
+            self.announce(watched, f"failed: {reason}")
         return True
 
     def report(self, watched: Watched) -> None:
-        """Optuna takes a course of a single objective only."""
+        """Report the curve of the objective to Optuna, which accepts curves for a single objective only."""
         if len(self.plan.objectives) > 1:
             return
         known = self.study.get_trials(deepcopy=False)[watched.trial.number].intermediate_values
@@ -169,11 +169,11 @@ class Search:
                 watched.trial.report(value, round(epoch))
 
     def values_of(self, job: Job) -> list[float]:
-        """The values of the last epoch, as in every result of this program; NaN where there is none."""
+        """Return the values of the last epoch; NaN for a missing value."""
         found = [job.run.last_validation(objective.name) for objective in self.plan.objectives]
         return [math.nan if value is None else value for value in found]
 
-    def tell(self, watched: Watched, outcome: str) -> None:
+    def announce(self, watched: Watched, outcome: str) -> None:
         ended, left = self.num_ended(), self.plan.trials - self.num_ended()
         seconds = (time.monotonic() - self.started) / max(1, ended - self.already) * left
         chosen = self.written(watched.trial.params).items()
@@ -181,7 +181,7 @@ class Search:
         say(f"[{ended}/{self.plan.trials}] {watched.job.name} ({values}): {outcome}, {duration(seconds)} left")
 
     def outcomes(self) -> list[str]:
-        """The end of each trial, by number: complete, pruned, fail; or running."""
+        """Return the outcome of each trial, by number: complete, pruned, fail, or running."""
         trials = self.study.get_trials(deepcopy=False)
         return ["fail" if "reason" in trial.user_attrs else trial.state.name.lower() for trial in trials]
 
@@ -192,11 +192,11 @@ class Search:
         return self.plan.directory / f"{job.name}.log"
 
     def best(self) -> list["optuna.trial.FrozenTrial"]:
-        """The best trial, or with several objectives those that no other is better than in all: by the first one."""
+        """Return the best trial, or for several objectives the Pareto front sorted by the first objective."""
         from optuna.trial import TrialState
 
         if not self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            raise ValueError(f"no trial of {self.plan.directory} came to its end: the logs there say why")
+            raise ValueError(f"no trial of {self.plan.directory} is complete: the logs there say why")
         highest = self.plan.objectives[0].direction == "maximize"
         return sorted(self.study.best_trials, key=lambda trial: trial.values[0], reverse=highest)
 
@@ -212,7 +212,7 @@ def open_study(plan: Plan, epochs: int) -> "optuna.Study":
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # all that is used here is tested
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # the tests cover them
     with FileLock(plan.directory / ".study.lock"):
         study = optuna.create_study(
             storage=f"sqlite:///{plan.directory / 'study.db'}",
@@ -234,10 +234,10 @@ def open_study(plan: Plan, epochs: int) -> "optuna.Study":
 
 
 def asked_for(plan: Plan) -> dict[str, Any]:
-    """Settings that must not change while a search goes on; it may get more trials."""
+    """Return the settings that must not change during a search. The number of trials may grow."""
     return {
         "objective": ",".join(objective.name for objective in plan.objectives),
-        # Protocols have always read the whole validation set; searches of earlier versions do not say so.
+        # Protocols have always read the whole validation set, but studies of earlier versions do not record it.
         "fixed": sorted(word for word in plan.fixed if word != "data.val_limit=null"),
         "seed": plan.seed,
         **{key: str(space) for key, space in plan.spaces.items()},
@@ -245,7 +245,7 @@ def asked_for(plan: Plan) -> dict[str, Any]:
 
 
 def sampler(plan: Plan, known: int) -> "optuna.samplers.BaseSampler":
-    """Keyed by the trial, like every draw of this program, so a search that was stopped goes on as it would have."""
+    """Return a sampler whose draws are keyed by the trial, so that a resumed search equals an uninterrupted one."""
     import optuna
 
     startup = min(10, max(3, plan.trials // 3))
@@ -263,5 +263,5 @@ def distribution(space: Space) -> "optuna.distributions.BaseDistribution":
 
 
 def number(space: Space, value: Any) -> str:
-    """The number as an override takes it, with four digits, so that a best config can be read and repeated."""
+    """Return the number as text for an override, with four digits, so that a best config is readable and repeatable."""
     return f"{value:.4g}" if isinstance(space, Interval) and not space.whole else str(value)

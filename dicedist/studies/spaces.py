@@ -1,4 +1,4 @@
-"""The values that a search may choose from, as they are written on the command line and in conf/evidence/.
+"""Search spaces, as written on the command line and in conf/evidence/.
 
 redundancy.delta=interval(0.02,0.6,log)     any number in between, on a logarithmic scale; without log on a linear one
 optimizer.lr=choice(0.03,0.1,0.3)           one of these values, of whatever kind
@@ -31,7 +31,7 @@ Space = Interval | Choice
 
 
 def spaces_in(values: Mapping[str, str]) -> tuple[dict[str, Space], dict[str, str]]:
-    """The keys that are searched over, and those with a fixed value."""
+    """Return the keys to search over with their spaces, and the other keys with their fixed values."""
     spaces = {key: space for key, text in values.items() if (space := space_of(key, text)) is not None}
     return spaces, {key: text for key, text in values.items() if key not in spaces}
 

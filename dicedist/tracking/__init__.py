@@ -1,1 +1,1 @@
-"""Records and progress of a run while it trains. mlflow/ sends them on in its own process, which training starts."""
+"""Records and progress of a run, and the mirrors: processes that send the records to trackers such as MLflow."""

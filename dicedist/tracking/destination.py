@@ -1,4 +1,4 @@
-"""One tracker as the mirror sees it: the small interface that every tracker's file implements."""
+"""The interface between the mirror and a tracker. Each tracker implements it in its own file."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dicedist.tracking.state import State
 
 
 class Destination(abc.ABC):
-    """Methods raise the errors of the tracker's own library. The mirror decides what is tried again."""
+    """A run in one tracker. Methods raise the errors of the tracker's library; the mirror decides about retries."""
 
     name: ClassVar[str]  # in tracking=NAME
 
@@ -28,7 +28,7 @@ class Destination(abc.ABC):
     @property
     @abc.abstractmethod
     def shown(self) -> str:
-        """The place of the tracker, for messages."""
+        """The address of the tracker, for messages."""
 
     @property
     def remedy(self) -> str:
@@ -37,11 +37,11 @@ class Destination(abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> bool:
-        """Open the run in the tracker. Return whether the tracker has nothing of it, so that everything is sent."""
+        """Open the run in the tracker. Return True if the tracker has no records of the run yet."""
 
     @abc.abstractmethod
     def send_records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Send some lines of the run's records, in their order."""
+        """Send consecutive records of the run."""
 
     @abc.abstractmethod
     def send_result(self, values: Mapping[str, float]) -> None:
@@ -52,21 +52,21 @@ class Destination(abc.ABC):
         """End the run in the tracker. status: FINISHED, KILLED or FAILED."""
 
     def known(self, records: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
-        """Return the names and steps that the tracker has of these records."""
+        """Return the (name, step) pairs that the tracker has already received from these records."""
         return set()
 
     def start_over(self) -> bool:
-        """Void the records that the tracker has, if it can. Return whether all of them must be sent again."""
+        """Discard all records in the tracker, if the tracker can. Return whether all must be sent again."""
         return False
 
-    def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:  # noqa: B027  may do nothing
+    def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:  # noqa: B027  optional
         """Send the figures of the report, and the files of the run."""
 
-    def send_model(self) -> None:  # noqa: B027  may do nothing
+    def send_model(self) -> None:  # noqa: B027  optional
         """Send the ensemble of the last checkpoint."""
 
     def is_silent(self, error: Exception) -> bool:
-        """Return whether the error means that the tracker did not answer. Any other error is a refusal."""
+        """Return whether the tracker did not answer. Any other error is a refusal."""
         return isinstance(error, OSError)
 
 

@@ -1,4 +1,4 @@
-"""The environment of a run, noted once at its start, and the figures of a node while it runs."""
+"""The environment of a run, recorded at its start, and the load of its nodes during training."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from dicedist.runs.run import Run
 
 
 def note(run: Run, placement: list[str], data_digest: str) -> None:
-    """Write down what is needed to repeat the run: versions, the commit, the placement, a digest of the images."""
+    """Write environment.json, for reproduction: versions, the commit, the placement, a digest of the images."""
     about = {
         "dicedist": version("dicedist"),
         "torch": torch.__version__,
@@ -34,7 +34,7 @@ def note(run: Run, placement: list[str], data_digest: str) -> None:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout of this package, marked if it has changes; None without a checkout."""
+    """Return the git commit of this package, with -changed for uncommitted changes; None without a checkout."""
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return None
@@ -48,7 +48,7 @@ def git_commit() -> str | None:
 
 
 def node_figures(world: World) -> dict[str, float]:
-    """Return figures of this rank's GPU; the first rank of a node adds the node's. MLflow names its own like these."""
+    """Return the load of this rank's GPU and, on the first rank of a node, of the node, by MLflow's metric names."""
     figures = {}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = psutil.virtual_memory()
@@ -57,13 +57,13 @@ def node_figures(world: World) -> dict[str, float]:
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         figures[f"gpu_{world.device.index}_memory_usage_gib"] = round((total - free) / GIB, 3)
-        with contextlib.suppress(Exception):  # some containers hide NVML, which must not stop a run
+        with contextlib.suppress(Exception):  # some containers hide NVML
             figures[f"gpu_{world.device.index}_utilization_percentage"] = torch.cuda.utilization(world.device)
     return {f"system/{world.host}/{name}": value for name, value in figures.items()}
 
 
 class Pace:
-    """The images per second of each member, and the seconds per step, between two calls."""
+    """Images per second of each member, and seconds per step, between two calls."""
 
     def __init__(self, batch_size: int, step: int):
         self.batch_size, self.step, self.time = batch_size, step, time.monotonic()

@@ -1,4 +1,4 @@
-"""Keeps the values of the last steps on the device, so that the host waits for them only at log time."""
+"""Values of the last steps, kept on the device so that the host waits for them only at log time."""
 
 import itertools
 import math
@@ -13,17 +13,17 @@ from dicedist.config import names
 
 class Ledger:
     def __init__(self) -> None:
-        self.steps: list[tuple[int, list[str]]] = []  # with the names of its values
+        self.steps: list[tuple[int, list[str]]] = []  # each step with the names of its values
         self.rows: list[Tensor] = []
 
     def add(self, step: int, outcome: Outcome) -> None:
-        """Store the values of the step, then one flag per member: whether it was out of step."""
+        """Store the values of the step, then one flag per member: 1 if the member was out of step."""
         self.steps.append((step, list(outcome.values)))
         values = [value.float().view(1) for value in outcome.values.values()]
         self.rows.append(torch.cat([*values, outcome.out_of_step_M.float()]))
 
     def drain(self) -> tuple[dict[str, list[float]], str | None]:
-        """Return the values of each step since the last call, by name, and the first fault, if there is any."""
+        """Return the values of all steps since the last call, by name, and the first fault, if any."""
         lengths = [len(row) for row in self.rows]
         flat = iter(torch.cat(self.rows).tolist() if self.rows else [])
         columns: dict[str, list[float]] = {}

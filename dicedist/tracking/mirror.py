@@ -1,7 +1,7 @@
-"""The mirror: brings a tracker to the state of a run's folder, whenever it is started.
+"""The mirror, a process that synchronizes a tracker with a run's folder.
 
-follow      send records while training runs
-finish      send the rest: records, results, files, the model, and how the run ended
+follow      send records during training
+finish      send the rest: records, results, files, the model, and the final status
 
 The status of the run in the tracker follows from the files of the folder (`Run.ending`).
 """
@@ -30,8 +30,8 @@ from dicedist.runs.run import Run, whole_lines
 from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.state import read_or_nothing
 
-INTERVAL = 2.0  # seconds between two looks at the records
-PATIENCE = 60.0  # seconds without an answer before it gives up, once training has ended
+INTERVAL = 2.0  # seconds between two reads of the records
+PATIENCE = 60.0  # seconds without an answer before the mirror gives up, after the end of training
 LINES_AT_ONCE = 20
 UNSTORABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 FINISHED = "FINISHED"
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def destination_of(tracker: str, run: Run, config: Config) -> Destination:
-    """Build the named tracker. Its module, and the library in it, is imported only here."""
+    """Build the named destination. Only this function imports its module, and with it the tracker's library."""
     if tracker == "tensorboard":
         from dicedist.tracking.tensorboard import TensorBoard
 
@@ -58,18 +58,18 @@ class Mirror:
         self.destination, self.state = destination, destination.state
         self.run, self.config = destination.run, destination.config
         self.begun = False
-        self.problems: set[str] = set()  # that the user was warned of
+        self.problems: set[str] = set()  # problems that the user was warned of
         self.refused = False
-        self.unsure = True  # the tracker may have more than the state says
+        self.unsure = True  # the tracker may have received more than the state records
 
     def follow(self) -> None:
-        """Send records until training closes its end of the pipe, as it also does when it dies."""
+        """Send records until training closes its end of the pipe. A crash closes the pipe too."""
         self.attempt(self.begin)
         while not select.select([sys.stdin], [], [], INTERVAL)[0]:
             self.attempt(self.send_records)
 
     def finish(self) -> bool:
-        """Send everything that is left. Return whether all of it was received."""
+        """Send everything that is left. Return whether the tracker received all of it."""
         silent_since = time.monotonic()
         tasks: list[Callable[[], None]] = [self.begin, self.send_records]
         if self.run.ending() == FINISHED:
@@ -83,9 +83,9 @@ class Mirror:
         return not self.refused
 
     def attempt(self, task: Callable[[], None]) -> bool:
-        """Return False if the task must be tried again because the tracker did not answer.
+        """Run a task. Return False if the tracker did not answer, so that the task must be tried again.
 
-        Warn only once of each problem: it may come back every other second for days.
+        Warn only once of each problem, which may recur every two seconds for days.
         """
         name = task.__name__.replace("_", " ")
         try:
@@ -93,7 +93,7 @@ class Mirror:
             return True
         except Exception as caught:
             error = caught
-        self.unsure = True  # it may have arrived all the same
+        self.unsure = True  # the records may have arrived nevertheless
         silent = self.destination.is_silent(error)
         if isinstance(error, OSError) and error.errno in UNSTORABLE:
             problem, silent = f"could not {name} (`python -m dicedist.mirror` tries again)", False
@@ -116,10 +116,10 @@ class Mirror:
     def send_records(self) -> None:
         if not self.begun:
             self.begin()
-        # System records first, so that they are never ahead of the others: W&B takes no step after a later one.
+        # Read the system records first, so that they are never ahead of the others: W&B refuses decreasing steps.
         lines = {path.name: whole_lines(path) for path in (self.run.system_file, self.run.records_file)}
-        # After a run goes back to a checkpoint, it writes the same lines again: those are skipped. They are others if
-        # the user changed how often a record is written, or how training goes on.
+        # A run that goes back to a checkpoint writes the same lines again, which are skipped. The lines differ if the
+        # user changed the interval of records or the training.
         changed = {name for name in lines if self.differs(name, lines[name])}
         if changed:
             again = lines if self.destination.start_over() else changed
@@ -135,13 +135,13 @@ class Mirror:
         self.unsure = False
 
     def note_received(self, counts: Mapping[str, int], lines: Mapping[str, Sequence[str]]) -> None:
-        """Keep how many lines of each file the tracker has, and a digest of them."""
+        """Save how many lines of each file the tracker has received, and a digest of these lines."""
         received = Counter(self.state["received"]) + Counter(counts)
         marks = {name: digest_lines(lines[name][: received[name]]) for name in counts}
         self.state.keep(received=dict(received), marks={**self.state["marks"], **marks})
 
     def differs(self, name: str, lines: Sequence[str]) -> bool:
-        """Return whether the lines that were sent are no longer those of the file."""
+        """Return whether the lines in the file differ from the lines that were sent."""
         received, mark = self.state["received"].get(name, 0), self.state["marks"].get(name)
         return mark is not None and len(lines) >= received and digest_lines(lines[:received]) != mark
 
@@ -157,10 +157,10 @@ class Mirror:
         run, drawn = self.run, {}
         if not run.report_file.is_file() or run.report_file.is_symlink():
             write_own_report(run)
-        with contextlib.suppress(ValueError):  # the page of an earlier version is sent without figures
+        with contextlib.suppress(ValueError):  # a report of an earlier version is sent without figures
             drawn = figures([run])
         paths = (run.config_file, run.environment_file, run.result_file, run.records_file, run.report_file)
-        plain = [path for path in paths if path.is_file() and not path.is_symlink()]  # a link could lead anywhere
+        plain = [path for path in paths if path.is_file() and not path.is_symlink()]  # a link could point anywhere
         self.destination.send_files(drawn, plain)
         self.mark_sent("files")
 
@@ -175,7 +175,7 @@ class Mirror:
         self.destination.close(self.run.ending())
 
     def is_sent(self, task: str) -> bool:
-        """Return whether the task was done for the evaluation that the folder holds now."""
+        """Return whether the task was done for the present evaluation."""
         return self.state["sent"].get(task) == digest_of(self.run.result_file)
 
     def mark_sent(self, task: str) -> None:
@@ -194,12 +194,12 @@ def values_of(run: Run) -> dict[str, float]:
 
 
 def step_of(line: tuple[str, Mapping[str, Any]]) -> int:
-    """Return the step of a record that comes with the name of its file."""
+    """Return the step of a (file name, record) pair."""
     return int(line[1]["step"])
 
 
 def without(record: Mapping[str, Any], known: set[tuple[str, int]]) -> dict[str, Any]:
-    """Return the record without the values that the tracker has."""
+    """Return the record without the values that the tracker has received."""
     return {name: value for name, value in record.items() if (name, record["step"]) not in known}
 
 

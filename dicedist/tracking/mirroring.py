@@ -1,4 +1,4 @@
-"""Starts mirrors, the processes that send a run to its trackers; no tracker is imported here."""
+"""Start mirrors, the processes that send a run to its trackers. This module imports no tracker."""
 
 import os
 import subprocess
@@ -9,18 +9,18 @@ from dicedist.cluster.process import LAUNCHER, SECRET
 from dicedist.config.schema import TRACKERS, Config
 from dicedist.runs.run import Run
 
-# Variables that make a process a rank, and what only ranks know.
+# Environment variables of ranks, which a mirror must not inherit.
 RANKS_OWN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", LAUNCHER, CHANNEL, SECRET)
 
 
 def start_mirror(run: Run, config: Config, tracker: str) -> "subprocess.Popen[str]":
-    """Start the process. It sends records until the pipe to it is closed, also by a crash, then whatever is left."""
+    """Start a mirror. It sends records until its pipe closes, also by a crash, and then everything that is left."""
     trusted = f"network.trusted={str(config.network.trusted).lower()}"
     return subprocess.Popen(
         [*command(run, tracker, config.tracking.uri), trusted, "--follow"],
         stdin=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # signals to the ranks are not for it
+        start_new_session=True,  # signals to the ranks do not reach the mirror
         env=environment(),
     )
 
@@ -29,7 +29,7 @@ def refresh(run: Run) -> None:
     """Send the results of a run that was evaluated again to the trackers that have the run."""
     for tracker in TRACKERS:
         if run.mirror_file(tracker).exists():
-            subprocess.run(command(run, tracker, None), env=environment(), check=False)  # it says what went wrong
+            subprocess.run(command(run, tracker, None), env=environment(), check=False)  # the mirror prints its errors
 
 
 def command_for(run: Run, tracker: str) -> str:

@@ -1,4 +1,4 @@
-"""The state of a tracker: how much of a run it has received, kept in the run's folder."""
+"""The state of a tracker, saved in the run's folder: how much of the run the tracker has received."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ class State:
     """Values that survive the mirror's process. A missing or damaged file counts as an empty one.
 
     run_id      the run in the tracker
-    received    file of records -> lines that the tracker has
-    marks       file of records -> digest of those lines
-    sent        task -> what it was done for
+    received    file of records -> number of lines received
+    marks       file of records -> digest of the received lines
+    sent        task -> evaluation for which it was done
     """
 
     def __init__(self, path: Path, **more: Any):
@@ -28,7 +28,7 @@ class State:
 
 
 def read_or_nothing(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file; none of a missing or damaged one."""
+    """Return the values of a JSON file; an empty dict for a missing or damaged file."""
     try:
         return read_json(path)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """TensorBoard as a destination: event files in the run's folder, for `tensorboard --logdir runs`.
 
-A new file is begun whenever a mirror starts, and voids the earlier ones. So TensorBoard shows exactly the records of
-the run, also after the run went back to a checkpoint or was copied from elsewhere.
+Each mirror starts a new file, which replaces the earlier ones. So TensorBoard shows exactly the records of the run,
+also after the run went back to a checkpoint or was copied from another machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class TensorBoard(Destination):
     def begin(self) -> bool:
         if self.writer is not None:
             return False
-        for path in self.run.event_files[:-1]:  # not the last: a TensorBoard that reads it would go no further
+        for path in self.run.event_files[:-1]:  # keep the last: a running TensorBoard reads it
             path.unlink(missing_ok=True)
         self.writer = SummaryWriter(str(self.run.directory), purge_step=0)
         rows = "\n".join(f"| {key} | {value} |" for key, value in self.settings().items())
@@ -62,13 +62,13 @@ class TensorBoard(Destination):
         self.writer.flush()
 
     def send_result(self, values: Mapping[str, float]) -> None:
-        """Send all but the figures that `close` sends with the hyperparameters."""
+        """Send all results but those that `close` sends with the hyperparameters."""
         assert self.writer is not None
         for name in values.keys() - set(SUMMARY):
             self.writer.add_scalar(name, values[name], self.last_step)
 
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:
-        """Name the report: TensorBoard shows no SVG."""
+        """Send the path of the report: TensorBoard shows no SVG."""
         assert self.writer is not None
         self.writer.add_text("report", f"`{self.run.report_file}`", 0)
 
@@ -76,14 +76,14 @@ class TensorBoard(Destination):
         assert self.writer is not None
         self.writer.add_text("status", status, 0)
         self.writer.flush()
-        if status == FINISHED:  # in a file of its own, which TensorBoard reads after the other
+        if status == FINISHED:  # in a separate file, which TensorBoard reads last
             figures = {name: value for name, value in values_of(self.run).items() if name in SUMMARY}
             self.writer.add_hparams(self.hyperparameters(), figures, run_name=".", global_step=self.last_step)
         self.writer.close()
         self.writer = None
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the settings by which TensorBoard compares runs: a few, and those that are not the default."""
+        """Return the settings by which TensorBoard compares runs: a fixed few, and all that differ from the default."""
         settings, plain = self.settings(), bool | int | float | str
         chosen = {key: settings[key] for key in (*COMPARED, *chosen_settings(self.config))}
         return {key: value if isinstance(value, plain) else str(value) for key, value in chosen.items()}

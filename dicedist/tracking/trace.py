@@ -1,4 +1,4 @@
-"""profile=true: a few steps as a trace that chrome://tracing and ui.perfetto.dev show, one file for each rank."""
+"""Trace a few steps (profile=true): one file per rank for chrome://tracing or ui.perfetto.dev."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from dicedist.algorithm.spans import listening
 
-WAIT, WARM_UP, TRACED = 3, 2, 5  # steps that are left out, that warm the profiler up, and that are kept
+WAIT, WARM_UP, TRACED = 3, 2, 5  # steps: skipped, warm-up of the profiler, traced
 
 
 class Trace:
     def __init__(self, path: Path, device: torch.device):
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it prints an error, which is none
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it prints a harmless error
         self.path, self.steps, self.open = path, 0, contextlib.ExitStack()
         self.open.enter_context(listening(record_function))
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
@@ -23,7 +23,7 @@ class Trace:
         self.open.enter_context(self.profiler)
 
     def step(self) -> None:
-        """Count a step that has ended."""
+        """Count a finished step."""
         if self.steps < WAIT + WARM_UP + TRACED:
             self.profiler.step()
             self.steps += 1
@@ -35,5 +35,5 @@ class Trace:
         traced.export_chrome_trace(str(self.path))
 
     def close(self) -> None:
-        """End the trace, perhaps before it is whole."""
+        """End the trace, also before it is complete."""
         self.open.close()

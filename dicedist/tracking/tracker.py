@@ -1,4 +1,4 @@
-"""The records and the progress of a run, on the reporting rank. Every other rank holds a SilentTracker."""
+"""Records and progress of a run, on rank 0. Every other rank holds a SilentTracker."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ from dicedist.runs.files import open_own
 from dicedist.runs.run import Run
 from dicedist.tracking.mirroring import start_mirror
 
-MIRROR_LIMIT = 600.0  # seconds that a finished training waits for its trackers, however slowly they answer
+MIRROR_LIMIT = 600.0  # seconds that a finished training waits for its trackers at most
 SHOWN = {  # name of a record -> its name in the progress line
     names.train(names.MEMBERS, names.LOSS): "loss",
     names.train(names.REDUNDANCY): "redundancy",
@@ -31,23 +31,23 @@ SHOWN = {  # name of a record -> its name in the progress line
 
 
 class SilentTracker:
-    """Accepts every call and does nothing."""
+    """Tracker that accepts every call and does nothing."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, float] = {}  # by the names that the line of progress has
+        self.latest: dict[str, float] = {}  # by the names of SHOWN
 
     def open(self) -> None:
-        """Training is about to begin or to continue."""
+        """Start the mirrors, before training begins or resumes."""
 
     def begin(self) -> None:
-        """The first step begins now."""
+        """Start the clock, before the first step."""
 
-    def kept(self) -> dict[str, Any]:
-        """The state of the records that a checkpoint must keep."""
+    def state(self) -> dict[str, Any]:
+        """Return the state of the records for a checkpoint."""
         return {}
 
     def records(self) -> bytes:
-        """All records that were written so far."""
+        """Return the text of all records written so far."""
         return b""
 
     def history(self, name: str) -> list[tuple[int, float]]:
@@ -57,49 +57,49 @@ class SilentTracker:
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         """Add the values of some steps to the next summary."""
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
+    def summarize(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         """Record the means over the steps since the last summary, and the current values of the schedules.
 
-        quiet: a validation of the same step follows, whose line says more.
+        quiet: print no line, because a validation of the same step follows.
         """
 
     def log(self, step: int, epoch: float, metrics: Mapping[str, float], quiet: bool = False) -> None:
         """Write one record."""
 
     def log_system(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write figures that depend on the machine."""
+        """Write the load and pace of the machine to system.jsonl."""
 
     def stage(self, total: int, noun: str) -> SilentProgress:
-        """Show how far one piece of long work has come."""
+        """Return the progress of another long task."""
         return SILENT
 
     def show(self, step: int, epoch: float) -> None:
-        """Show how far training has come."""
+        """Show the progress of training."""
 
     def say(self, text: str) -> None:
-        """Print a line for the user."""
+        """Print a line."""
 
     def warn(self, text: str) -> None:
         """Print a warning."""
 
     def close(self, finished: bool) -> list[str]:
-        """End the tracking. Only a finished training waits. Return the trackers that have not received everything."""
+        """End the mirrors; a finished training waits for them. Return the trackers that lack records."""
         return []
 
 
 class Tracker(SilentTracker):
-    """kept: the state of the records in the checkpoint from which training continues.
+    """Tracker of rank 0. state: the records' state in the checkpoint from which training resumes.
 
-    Lines written after that checkpoint are removed, because those steps are run again. If the checkpoint fell inside an
-    interval between two summaries, the values before it still count in that interval's means.
+    Lines written after that checkpoint are removed, because their steps run again. If the checkpoint fell between two
+    summaries, the values before it still count in the means of the next summary.
     """
 
-    def __init__(self, run: Run, total_steps: int, first_step: int, kept: Mapping[str, Any] | None, config: Config):
+    def __init__(self, run: Run, total_steps: int, first_step: int, state: Mapping[str, Any] | None, config: Config):
         super().__init__()
-        kept = kept or {"lines": 0, "unwritten": [], "pending": {}}
+        state = state or {"lines": 0, "unwritten": [], "pending": {}}
         self.run, self.config = run, config
-        self.pending: dict[str, list[float]] = kept["pending"]
-        self.lines, self.unwritten = int(kept["lines"]), [*kept["unwritten"]]
+        self.pending: dict[str, list[float]] = state["pending"]
+        self.lines, self.unwritten = int(state["lines"]), [*state["unwritten"]]
         self.text = bytearray(first_lines(run.records_file, self.lines))
         self.total_steps, self.progress = total_steps, Progress(total_steps, "step", first_step)
         self.mirrors: dict[str, subprocess.Popen[str]] = {}  # by tracker, so that a slow one delays no other
@@ -116,19 +116,19 @@ class Tracker(SilentTracker):
     def records(self) -> bytes:
         return bytes(self.text)
 
-    def kept(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {"lines": self.lines, "unwritten": [*self.unwritten], "pending": {**self.pending}}
 
     def history(self, name: str) -> list[tuple[int, float]]:
         lines = (*self.text.decode().splitlines(), *self.unwritten)
-        found = (json.loads(line) for line in lines if f'"{name}"' in line)
-        return [(record["step"], record[name]) for record in found]
+        records = (json.loads(line) for line in lines if f'"{name}"' in line)
+        return [(record["step"], record[name]) for record in records]
 
     def add(self, values: Mapping[str, Sequence[float]]) -> None:
         for name, column in values.items():
             self.pending[name] = [*self.pending.get(name, []), *column]
 
-    def summarise(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
+    def summarize(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         if not self.pending:
             return
         means = {name: math.fsum(column) / len(column) for name, column in self.pending.items()}
@@ -151,7 +151,7 @@ class Tracker(SilentTracker):
         self.progress.show(step, f"epoch {epoch:.2f}  {figures}", always)
 
     def write(self) -> None:
-        """Write the records that wait. On a full disk they stay in memory; a file that was removed is written again."""
+        """Write the pending records. On a full disk they stay in memory. A removed file is written again."""
         text = "".join(self.unwritten).encode()
         try:
             with open_own(self.run.records_file, "r+b" if self.run.records_file.exists() else "w+b") as file:
@@ -159,7 +159,7 @@ class Tracker(SilentTracker):
                     self.warn(f"{self.run.records_file} was removed or shortened: it is written again")
                     file.seek(0)
                     file.write(self.text)
-                file.truncate(len(self.text))  # what follows belongs to steps that are run again, or is half a line
+                file.truncate(len(self.text))  # the rest is half a line, or of steps that run again
                 file.seek(len(self.text))
                 file.write(text)
         except OSError as error:
@@ -189,7 +189,7 @@ class Tracker(SilentTracker):
         self.progress.clear()
         for mirror in self.mirrors.values():
             assert mirror.stdin is not None
-            with contextlib.suppress(OSError):  # it may have given up
+            with contextlib.suppress(OSError):  # the mirror may have ended
                 mirror.stdin.close()
         if not finished or not self.mirrors:
             return []
@@ -199,7 +199,7 @@ class Tracker(SilentTracker):
 
 
 def received(mirror: "subprocess.Popen[str]", deadline: float) -> bool:
-    """Wait for a mirror to end, at most until the deadline. Return whether its tracker has received everything."""
+    """Wait for a mirror until the deadline. Return whether its tracker has received everything."""
     while mirror.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             mirror.wait(1)
@@ -210,18 +210,18 @@ def received(mirror: "subprocess.Popen[str]", deadline: float) -> bool:
 
 
 def mean_of_members(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the means over members of the values that every member has."""
-    found = {}
+    """Return the means over members of their losses and gradient norms."""
+    averaged = {}
     for name in (names.LOSS, names.GRADIENT_NORM):
         own = (names.record(names.member(index), name) for index in itertools.count())
         values = [means[key] for key in itertools.takewhile(means.__contains__, own)]
         if values:
-            found[names.record(names.MEMBERS, name)] = math.fsum(values) / len(values)
-    return found
+            averaged[names.record(names.MEMBERS, name)] = math.fsum(values) / len(values)
+    return averaged
 
 
 def first_lines(path: Path, lines: int) -> bytes:
-    """Return the first lines of a file, which is created if needed."""
+    """Return the first lines of a file, and create the file if needed."""
     with open_own(path, "a+b") as file:
         file.seek(0)
         return b"".join(itertools.islice(file, lines))

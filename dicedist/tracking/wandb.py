@@ -1,7 +1,7 @@
 """Weights & Biases as a destination: online with an API key, otherwise offline, in the folder wandb/ of the run.
 
-A run that resumes continues the same run there. W&B takes no step after a later one, so steps that are run again after
-a crash are skipped.
+A resumed run continues the same run in W&B. W&B refuses decreasing steps, so steps that run again after a crash are
+skipped.
 """
 
 import os
@@ -38,7 +38,7 @@ class WeightsAndBiases(Destination):
         self.state = State(run.mirror_file(self.name), step=0)  # the last step that W&B has
         self.is_online = os.environ.get("WANDB_MODE", "online" if wandb.api.api_key else "offline") == "online"
         self.opened: Any = None
-        self.unsent: str | None = None  # the folder of what was not uploaded in time
+        self.unsent: str | None = None  # folder with data that was not uploaded in time
 
     @property
     def shown(self) -> str:
@@ -81,7 +81,7 @@ class WeightsAndBiases(Destination):
         self.opened.summary.update(dict(values))
 
     def send_files(self, figures: Mapping[str, Figure], files: Sequence[Path]) -> None:
-        """Show the report and its figures, and keep the files as an artifact: W&B has its own config.yaml."""
+        """Log the report and its figures, and the files as an artifact, because W&B has its own config.yaml."""
         pages = {f"figures/{name}": wandb.Html(figure.svg, inject=False) for name, figure in figures.items()}
         pages["report"] = wandb.Html(self.run.report_file.read_text("utf-8"), inject=False)
         self.opened.log(pages, step=self.state["step"])
@@ -106,9 +106,7 @@ class WeightsAndBiases(Destination):
 
     def close(self, status: str) -> None:
         folder, self.unsent = self.opened.settings.sync_dir, self.opened.settings.sync_dir
-        self.opened.finish(
-            exit_code=0 if status == FINISHED else 1
-        )  # raises TimeoutError if it is not received in time
+        self.opened.finish(exit_code=0 if status == FINISHED else 1)  # may raise TimeoutError
         self.opened, self.unsent = None, None
         self.state.keep()
         if not self.is_online:

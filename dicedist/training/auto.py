@@ -1,4 +1,4 @@
-"""Resolve `auto` settings when a run begins: pairs that w compares, and grouped or sequential execution of members.
+"""Resolve `auto` settings when a run begins: how members of a device run, pairs that w compares, ranks that divide w.
 
 Grouped and sequential execution compute the same up to rounding. Only the GPU can tell which is faster: one after
 another launches more kernels, and grouped convolutions may be slower ones.
@@ -14,15 +14,16 @@ from torch import nn
 
 from dicedist.algorithm.batch import Batch
 from dicedist.algorithm.build import build_encoders
-from dicedist.algorithm.checks import why_not_batched
+from dicedist.algorithm.checks import why_not_batched, why_not_shared
 from dicedist.algorithm.encoders import Encoders
 from dicedist.cluster.assembly import host
 from dicedist.cluster.exchange import Exchange
+from dicedist.cluster.placement import AUTO
 from dicedist.cluster.world import World
 from dicedist.config.plan import Plan
 from dicedist.console.tables import table
 from dicedist.runs import resume
-from dicedist.training.forecast import now_done, pairs_that_hide, zeros
+from dicedist.training.forecast import dividing, now_done, pairs_that_hide, zeros
 from dicedist.training.job import Job
 
 WAYS = {False: "one after another", True: "one grouped network"}  # by the value of ensemble.batched
@@ -45,7 +46,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
     for _ in range(WARM_UP + ROUNDS):
         for way in WAYS:
             # The slowest rank sets the pace; hosts of one member have nothing to choose.
-            spent[way].append(world.control.agree(round(1000 * milliseconds(encoders[way], batch))) / 1000)
+            spent[way].append(world.control.maximum(round(1000 * milliseconds(encoders[way], batch))) / 1000)
     found = {way: median(times[WARM_UP:]) for way, times in spent.items()}
     rows = [[WAYS[way], "does not fit" if taken >= NEVER else f"{taken:.1f}"] for way, taken in found.items()]
     return found[True] < found[False], table(["members of one device", "ms for a batch"], rows)
@@ -94,9 +95,27 @@ def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module 
         messages.append(why)
         return grouped
 
+    def divided() -> bool | None:
+        if not may_divide(job, world):
+            return None
+        is_faster, why = dividing(replace(job, plan=plan), world, exchange, teacher)
+        messages.append(why)
+        return is_faster
+
     if job.config.redundancy.max_pairs == "auto" and job.method.counterpart is not None:
         known = saved.plan.max_pairs if saved else None
         plan = replace(plan, max_pairs=resolved(known, lambda: pairs_that_hide(job, world, exchange, teacher)))
     if job.config.ensemble.batched == "auto":
         plan = replace(plan, grouped=resolved(saved.plan.grouped if saved else None, way))
+    if job.config.redundancy.ranks == AUTO:
+        same_ranks = saved is not None and len(saved.plan.parts) == world.size
+        plan = replace(plan, divided=resolved(saved.plan.divided if saved and same_ranks else None, divided))
     return plan, messages
+
+
+def may_divide(job: Job, world: World) -> bool:
+    """Tell if all ranks could divide w: on a CPU they stay as they are, so that runs on any ranks equal each other."""
+    config = job.config
+    if world.device.type == "cpu" or world.size == 1 or config.ensemble.replicas > 1 or config.redundancy.graph:
+        return False
+    return job.method.counterpart is not None and why_not_shared(config, job.method, job.plan, world.size) is None

@@ -21,6 +21,7 @@ from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
 
 ROUNDS = 5  # at most; the first one only sets up the kernels
+FASTER = 0.9  # the share of the time that a division must come below: ranks that divide w add up its gradients
 READ = 128  # images that are read at once
 ENOUGH = 2.0  # seconds after which two rounds do
 
@@ -40,7 +41,7 @@ def seconds_to_go(job: Job, world: World, exchange: Exchange, teacher: nn.Module
     # The last batch of an epoch is smaller, in a small set much smaller.
     whole_steps = steps_left * len(source.train) / (steps_per_epoch * config.batch_size)
     mine = per_step * (whole_steps + estimates) + per_image * images
-    return world.control.agree(round(1000 * mine)) / 1000
+    return world.control.maximum(round(1000 * mine)) / 1000
 
 
 def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> int:
@@ -52,9 +53,24 @@ def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Modu
     members, w = rehearsal.seconds_of_parts()
     ranks = rehearsal.w.division.ranks if rehearsal.w else 1
     own = (round(1e6 * members), round(1e6 * w), ranks, int(rehearsal.w is not None and rehearsal.num_hosted > 0))
-    slowest, longest, ranks, shared = (world.control.agree(value) for value in own)
+    slowest, longest, ranks, shared = (world.control.maximum(value) for value in own)
     pairs = math.comb(len(exchange.compared), 2)
     return pairs if shared else max(ranks, min(pairs, pairs * slowest // max(1, longest)))
+
+
+def dividing(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
+    """All ranks call. Tell if w is better divided among all ranks, and why."""
+    rehearsal = Rehearsal(job, world, exchange, teacher)
+    own = [*rehearsal.seconds_of_parts(), float(rehearsal.w is not None and rehearsal.num_hosted > 0)]
+    members, w, beside = (world.control.maximum(round(1e6 * value)) / 1e6 for value in own)
+    is_faster = divides(members, w, world.size, bool(beside))
+    how = f"all {world.size} ranks divide it" if is_faster else "one rank holds it"
+    return is_faster, f"w takes {1000 * w:.1f} ms of a step, the members of a rank {1000 * members:.1f} ms: {how}"
+
+
+def divides(members: float, w: float, ranks: int, beside: bool) -> bool:
+    """Compare the seconds of a step with w on one rank, beside members or not, and with a share of w on every rank."""
+    return members + w / ranks < FASTER * (members + w if beside else max(members, w))
 
 
 class Rehearsal:
@@ -110,7 +126,7 @@ class Rehearsal:
             self.learn()
             of_members.append((members_done - started) * hosted + teacher_done - members_done)
             of_counterpart.append(now_done(device) - teacher_done)
-            spent = self.world.control.agree(round(1000 * (sum(of_members) + sum(of_counterpart)))) / 1000
+            spent = self.world.control.maximum(round(1000 * (sum(of_members) + sum(of_counterpart)))) / 1000
             if count > 1 and spent > ENOUGH:  # the same on all ranks
                 break
         return fmean(of_members[1:]), fmean(of_counterpart[1:])

@@ -20,7 +20,7 @@ from dicedist.data.prepared import refuse_unwritable
 from dicedist.data.sources import Source
 from dicedist.runs import resume
 from dicedist.runs.bucket import Bucket
-from dicedist.runs.pretrained import Pretrained, normalised_as_published
+from dicedist.runs.pretrained import Pretrained, normalized_as_published
 from dicedist.runs.run import Run
 
 
@@ -75,7 +75,7 @@ def prepare(config: Config) -> Job:
     plan = Plan.of(config, placement.num_members, shape, placement.parts)
     check_members(config, method, plan, len(placement.member_ranks), len(placement.discriminators))
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
-    job = Job(config, method, plan, placement, normalised_as_published(source, config, plan))
+    job = Job(config, method, plan, placement, normalized_as_published(source, config, plan))
     if this_rank() == REPORTER and resume.is_new_run(run, config):
         job.pretrained.digests()  # weights that do not fit, or cannot be had
         warn_of_duplicates(source)

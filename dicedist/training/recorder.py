@@ -57,14 +57,14 @@ class Recorder:
         )
         self.saver.receive([record["written"] for record in records])
         due = self.world.reports and not validation_due and self.saver.due(done)
-        agreed = self.world.control.agree(FAULT if fault else SAVE if due else GO_ON)
+        agreed = self.world.control.maximum(FAULT if fault else SAVE if due else GO_ON)
         if agreed == FAULT:
             raise_first([record["fault"] for record in records])
         for record in records:
             self.tracker.add(record["values"])
             self.loss_scales |= record["loss_scales"]
         if done % self.job.config.log.every_steps == 0 or done == self.job.extent.total_steps:
-            self.tracker.summarise(done, self.job.epoch(done), self.scheduled(done), validation_due)
+            self.tracker.summarize(done, self.job.epoch(done), self.scheduled(done), validation_due)
             figures = self.pace.figures(done)
             for record in records:
                 figures |= record["system"]
@@ -88,7 +88,7 @@ class Recorder:
             "total_steps": done if is_last else self.job.extent.total_steps,
             "best": self.best,
             "loss": self.tracker.latest.get("loss"),
-            "records": self.tracker.kept(),
+            "records": self.tracker.state(),
             "validated": self.validated,
             "loss_scales": {**self.loss_scales},
             "data": source.data_digest,

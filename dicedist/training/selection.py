@@ -50,13 +50,13 @@ class Selection(Listener):
 
     def is_over(self) -> bool:
         patience, metric = self.stopping.patience, self.stopping.metric
-        return patience is not None and bool(self.control.agree(is_over(self.validations(metric), metric, patience)))
+        return patience is not None and bool(self.control.maximum(is_over(self.validations(metric), metric, patience)))
 
     def after_epoch(self, done: int, logits_MNK: Tensor | None) -> None:
         self.over = self.is_over()
         if self.best_by is not None:
             self.recorder.best = self.best()
-            if self.control.agree(self.recorder.best is not None and self.recorder.best["step"] == done):
+            if self.control.maximum(self.recorder.best is not None and self.recorder.best["step"] == done):
                 self.recorder.save_soon(done)
         if self.over:
             metric, patience = self.stopping.metric, self.stopping.patience

@@ -10,7 +10,7 @@ from dicedist.config.plan import Plan
 from dicedist.evaluation.about import described
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
-from dicedist.evaluation.loading import describe, evaluator_of
+from dicedist.evaluation.loading import describe, load_heads
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.job import Job
@@ -42,19 +42,23 @@ class Share:
 
     def evaluator_of_members(self, step: int, w: Discriminator | None = None) -> Evaluator:
         """Build the evaluator of the members as they are; w: on rank 0, for redundancy."""
-        return self.evaluator(replace(self.job.plan, samples=1), self.members, step, None, w)
+        plan = replace(self.job.plan, samples=1)
+        return self.evaluator(plan, self.shard(plan, self.members, step), w)
 
     def evaluator_of_predictors(self, step: int, found: Checkpoint | None) -> Evaluator:
         """Build the evaluator of the whole ensemble: the members, or all of their samples; found: on rank 0."""
-        follows_paths = self.paths.kind is not None
+        job, follows_paths = self.job, self.paths.kind is not None
         predictors = replace(self.hosted, members=self.paths.samples) if follows_paths else self.members
-        return self.evaluator(self.job.plan, predictors, step, found, None)
+        shard, w = self.shard(job.plan, predictors, step), None
+        if found is not None:
+            w = load_heads(shard, job.config, job.method, job.plan, found, job.source.num_classes)
+        return self.evaluator(job.plan, shard, w)
 
-    def evaluator(
-        self, plan: Plan, hosted: Hosted, step: int, found: Checkpoint | None, w: Discriminator | None
-    ) -> Evaluator:
-        config, method, source = self.job.config, self.job.method, self.job.source
-        about = describe(config, method, plan, self.job.run.name, step, described(source))
-        hosts = [self.job.placement.host_of[number // plan.samples] for number in about.members]
-        shard, control = Ensemble.shard(about, hosted), self.world.control
-        return evaluator_of(config, method, plan, shard, source, control, hosts, self.tracker.stage, found, w)
+    def shard(self, plan: Plan, hosted: Hosted, step: int) -> Ensemble:
+        job = self.job
+        return Ensemble.shard(describe(job.config, job.method, plan, job.run.name, step, described(job.source)), hosted)
+
+    def evaluator(self, plan: Plan, shard: Ensemble, w: Discriminator | None) -> Evaluator:
+        hosts = [self.job.placement.host_of[number // plan.samples] for number in shard.about.members]
+        student = self.job.method.student(plan.num_predictors)
+        return Evaluator(shard, self.job.source, self.world.control, hosts, self.tracker.stage, w, student)

@@ -45,7 +45,7 @@ class Validation:
             for name, split in splits.items():
                 noun = f"{'validation' if name == names.VALIDATION else 'training'} {job.source.kind}"
                 readings[name] = list(evaluator.read(split, noun, columns[name], rows_N))
-        if control.agree(len(readings) < len(splits)):
+        if control.maximum(len(readings) < len(splits)):
             return True, None
         gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
         if not self.world.reports:

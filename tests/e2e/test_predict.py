@@ -13,12 +13,14 @@ import torch
 from PIL import Image
 
 from dicedist import evaluate, predict
+from dicedist.cluster.control import Control
 from dicedist.config import compose_config
 from dicedist.data import sources
 from dicedist.data.sets.folder import decode_file
 from dicedist.evaluation import prediction
 from dicedist.evaluation.loading import load_ensemble
 from dicedist.runs.run import Run
+from tests.support.processes import run_ranks
 from tests.support.tiny import train
 
 
@@ -211,3 +213,36 @@ def test_the_command_as_typed(run, photos, tmp_path):
     process.stdout.close()
     assert "Broken" not in process.stderr.read()
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize("closed_after", [1, 4, None])
+def test_predictions_of_two_ranks_stand_in_their_order(closed_after):
+    """The reporter may stop early, as `| head` does: no rank is left waiting."""
+    first, second = run_ranks(2, predict_in_turn, closed_after)
+    assert second == [] and first == list(range(11 if closed_after is None else min(3 * closed_after, 11)))
+
+
+def predict_in_turn(rank, closed_after):
+    def batches(numbers):
+        return ([{"path": number} for number in numbers[start : start + 3]] for start in range(0, len(numbers), 3))
+
+    rows = prediction.in_turn(batches, 11, 3, Control(rank, 2))
+    found = [row["path"] for batch in islice(rows, closed_after) for row in batch]
+    rows.close()
+    return found
+
+
+def test_two_processes_answer_as_one(run, photos):
+    """Standard input is read once, and a pattern of key=value stays a setting."""
+    listed = "\n".join(str(path) for path in sorted(photos.rglob("*.png")))
+    words = [f"run={run}", "-", "format=jsonl", "batch_size=5"]
+    command = [sys.executable, "-m", "dicedist.predict"]
+    said = [
+        subprocess.run([*command, *option, *words], input=listed, capture_output=True, text=True, timeout=240)
+        for option in ((), ("--nproc", "2"))
+    ]
+    assert [one.returncode for one in said] == [0, 0], said[1].stderr
+    alone, together = ([json.loads(line) for line in one.stdout.splitlines()] for one in said)
+    assert [row["path"] for row in together] == [row["path"] for row in alone] and len(alone) == 12
+    for one, other in zip(alone, together, strict=True):
+        assert one["label"] == other["label"] and one["confidence"] == pytest.approx(other["confidence"], abs=1e-4)

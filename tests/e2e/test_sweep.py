@@ -105,7 +105,7 @@ def test_progress_is_read_from_the_end_of_a_log(tmp_path):
 
 def test_running_jobs_count_by_their_steps(tmp_path, monkeypatch, capsys):
     _, found = sweep.combinations(["seed=0,1"], tmp_path, "trial")
-    monkeypatch.setattr(queue, "TOLD", 0.0)
+    monkeypatch.setattr(queue, "INTERVAL", 0.0)
     monkeypatch.setattr(jobs.Job, "finished", False)
     running = queue.Queue(found, 1, 2, tmp_path)
     for job, step in zip(found, (30, 10), strict=True):

@@ -6,7 +6,8 @@ from statistics import fmean
 import pytest
 import torch
 
-from dicedist.training.forecast import Rehearsal
+from dicedist.training import auto
+from dicedist.training.forecast import Rehearsal, divides
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, B, batch_at, build_step, configured, share_of, weights_of
 from tests.support.tiny import build, records_of, tensors_of, train
@@ -34,6 +35,7 @@ def together(world_size, overrides):
         (4, 4, 3, ("redundancy.terms=both",)),  # beside members
         (3, 6, "members", ("redundancy.max_pairs=7",)),  # each beside two members
         (4, 4, "members", ("method=cebr", "structure=branch")),
+        (5, 4, "all", ()),  # beside members, and on a rank of its own
         (6, 4, 2, ("method=okddip_dice",)),  # which compares three of four members
         (8, 3, 2, ("ensemble.replicas=2", "ensemble.sync_batch_norm=true")),
     ],
@@ -53,7 +55,7 @@ def test_it_equals_one_process(world_size, size, ranks, overrides):
     for name in of_w:
         assert values[name] == pytest.approx(expected_values[name], rel=1e-6), name
     holders = [found["discriminator"] for found in weights if "discriminator" in found]
-    assert len(holders) == (world_size if ranks == "members" else ranks)
+    assert len(holders) == (world_size if ranks in ("members", "all") else ranks)
     for other in holders[1:]:
         assert [name for name, tensor in holders[0].items() if not torch.equal(other[name], tensor)] == []
 
@@ -90,3 +92,37 @@ def test_a_budget_that_hides_w_is_measured_once(tmp_path, monkeypatch):
 
 def test_beside_members_nothing_hides_w(tmp_path):
     assert build(tmp_path, "ensemble.size=3", "redundancy.max_pairs=auto").job.plan.max_pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("members", "w", "beside", "divided"),
+    [
+        (3.0, 2.0, False, False),  # it hides
+        (3.0, 12.0, False, True),
+        (3.0, 3.5, False, False),  # a share for every rank would take as long
+        (3.0, 2.0, True, True),  # nothing hides it
+        (3.0, 0.2, True, False),
+    ],
+)
+def test_w_is_divided_where_it_sets_the_pace(members, w, beside, divided):
+    assert divides(members, w, 8, beside) == divided
+
+
+def placed_on_rank(rank, folder, *settings):
+    trainer = build(folder, "ensemble.size=3", "data.train_limit=32", "max_steps=4", *settings, rank=rank, world_size=3)
+    trainer.train()
+    return trainer.job.placement.discriminators, trainer.messages
+
+
+def test_a_run_divides_w_after_its_measurement_and_trains_as_before(tmp_path, monkeypatch):
+    """On a GPU; here a CPU is measured like one."""
+    run_ranks(3, placed_on_rank, tmp_path / "one")
+    monkeypatch.setattr(auto, "may_divide", lambda job, world: True)
+    monkeypatch.setattr(Rehearsal, "seconds_of_parts", lambda rehearsal: (0.003, 0.006))
+    found = run_ranks(3, placed_on_rank, tmp_path / "all")
+    assert found == [((0, 1, 2), ["w takes 6.0 ms of a step, the members of a rank 3.0 ms: all 3 ranks divide it"])] * 3
+    monkeypatch.setattr(Rehearsal, "seconds_of_parts", lambda rehearsal: (0.003, 0.0001))
+    assert run_ranks(3, placed_on_rank, tmp_path / "all")[0] == ((0, 1, 2), [])  # a run that goes on keeps it
+    one, divided = (records_of(tmp_path / name / "tiny") for name in ("one", "all"))
+    for record, same in zip(one, divided, strict=True):
+        assert same == pytest.approx(record, rel=1e-2, abs=1e-2)

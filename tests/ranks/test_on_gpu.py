@@ -18,7 +18,12 @@ from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.streams import SideStream
 from dicedist.algorithm.trajectories import Trajectories
-from dicedist.config.schema import RedundancyConfig
+from dicedist.config import compose_config, names
+from dicedist.config.schema import AUGMENTS, RedundancyConfig
+from dicedist.data import pipeline, sources
+from dicedist.data.pipeline import Loader
+from dicedist.evaluation import evaluator
+from dicedist.evaluation.redundancy import estimate
 from tests.support import tiny
 from tests.support.pretend import (
     CUDA,
@@ -35,6 +40,7 @@ from tests.support.processes import run_ranks
 from tests.support.steps import CASES, CPU, LATE, TRAJECTORIES, batch_at, build_step, configured, share_of, side_for
 
 SIZE, STEPS, B = 3, 2, 9
+NATS = names.validation(names.REDUNDANCY_NATS)
 
 
 def config_of(method, structure, *overrides):
@@ -211,6 +217,10 @@ def test_a_tensor_left_on_the_host_is_caught(gpu):
         lambda x: x.nonzero(),
         lambda x: torch.zeros(2).to(CUDA, non_blocking=True),
         lambda x: x.copy_(torch.zeros(3)),
+        lambda x: torch.tensor([1.0, 2.0], device=CUDA),
+        lambda x: torch.as_tensor([1.0, 2.0], device="cuda"),
+        lambda x: x.new_tensor([1.0, 2.0]),
+        lambda x: torch.zeros(2).cuda(),
     ],
 )
 def test_a_wait_of_the_host_is_caught(gpu, wait):
@@ -218,6 +228,25 @@ def test_a_wait_of_the_host_is_caught(gpu, wait):
     wait(x)
     with gpu.hot(), pytest.raises(HostWaits):
         wait(x)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("augment", ["basic", "cutout", "jitter", "trivial", "erase"])
+def test_a_loader_keeps_the_host_waiting_nowhere(gpu, monkeypatch, augment, resident):
+    """Images that stay on the GPU, and those that are copied for every batch."""
+    monkeypatch.setattr(pipeline, "RESIDENT", 2**30 if resident else 0)
+    named = augment if augment in AUGMENTS else f"[{augment}]"
+    config = compose_config(["data=shapes", f"data.augment={named}", "data.pipeline=torch"]).data
+    source = sources.load(config)
+    expected, found = (Loader(source.train, config, source, 64, 0, device, [0]) for device in (CPU, CUDA))
+    assert found.pipeline.holds_images == resident
+    expected, found = expected.epoch(0), found.epoch(0)
+    for _ in range(2):
+        plain = next(expected)
+        with gpu.hot():
+            ours = next(found)
+        torch.testing.assert_close(ours.images[0].cpu(), plain.images[0], rtol=0, atol=1e-6)
+        assert ours.labels_B.cpu().equal(plain.labels_B)
 
 
 def test_a_step_that_does_not_wait_for_the_second_stream_is_caught(gpu, monkeypatch):
@@ -267,14 +296,28 @@ def assert_same_run(found, expected, step):
 
 
 @pytest.mark.usefixtures("hot_steps")
-def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path):
+def test_a_whole_training_that_moves_from_the_cpu_to_the_gpu(tmp_path, monkeypatch):
     """Loading, validation, checkpoints, the final evaluation and the report too."""
+    devices = []
+
+    def estimated(w, features, labels_N, *given):
+        devices.append((w.network.first_bias.device, labels_N.device))
+        return estimate(w, features, labels_N, *given)
+
+    monkeypatch.setattr(evaluator, "estimate", estimated)
     in_turn = "ensemble.batched=false"  # as on the CPU: twelve steps make rounding visible
     assert tiny.build(tmp_path / "cpu").train_and_evaluate() == []  # nothing is left unsent
     tiny.train(tmp_path / "both", "max_steps=5")
     with PretendGpu() as gpu:
+        devices.clear()
         assert tiny.build(tmp_path / "both", in_turn, device=CUDA).train_and_evaluate() == []
         assert gpu.leaked == []
+    assert len(devices) > 1 and set(devices) == {(CUDA, CUDA)}, "redundancy is estimated on the GPU"
+    found, expected = (
+        {record["step"]: value for record in tiny.records_of(tmp_path / name / "tiny") if (value := record.get(NATS))}
+        for name in ("both", "cpu")
+    )
+    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=2e-3) and expected
     assert_same_run(tmp_path / "both" / "tiny", tmp_path / "cpu" / "tiny", tiny.STEPS)
 
 

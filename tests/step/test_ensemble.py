@@ -264,7 +264,7 @@ def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
     run = train_briefly(tmp_path / "before")
     assert load_ensemble(Run.open(run), tell=print).about == described
     monkeypatch.setattr(sources, "load", lambda *_, **__: dataclasses.replace(load_all(SHAPES), data_digest="other"))
-    with pytest.raises(ValueError, match="does not say how its images were normalised, and shapes has changed"):
+    with pytest.raises(ValueError, match="does not say how its images were normalized, and shapes has changed"):
         load_ensemble(Run.open(run), tell=print)
 
 

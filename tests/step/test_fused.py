@@ -30,7 +30,7 @@ def run(request, tmp_path_factory):
 def by_hand(run, images):
     """The fused logits of the weights in the checkpoint, in plain lines."""
     ensemble, state = Ensemble.load(run.directory), {}
-    shared = ensemble.trunk(ensemble.normalise(images))
+    shared = ensemble.trunk(ensemble.normalize(images))
     read = [encoder.outputs(shared) for encoder in ensemble.encoders]
     if run.config().method.name == "pcl":
         state = tiny.tensors_of(run.directory, 2)

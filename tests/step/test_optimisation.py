@@ -117,7 +117,7 @@ def test_the_average_is_what_is_evaluated_and_exported(modern):
     evaluator = trainer.share.evaluator_of_members(12)
     (readings,) = evaluator.read(source.val, "images", [LOGITS])
     images = source.val.take(torch.arange(len(source.val)))
-    logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalise(images)))
+    logits = ensemble.classifiers[0](ensemble.encoders[0](ensemble.normalize(images)))
     torch.testing.assert_close(readings[0][LOGITS], logits, atol=1e-5, rtol=1e-5)
 
 

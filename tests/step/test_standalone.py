@@ -78,6 +78,30 @@ def test_val_and_arrays_do_as_well(ensemble):
     assert given.result == other.result and given["calibration"]["num_inputs"] == 200
 
 
+def test_a_detector_of_another_library_stands_in_the_tables(ensemble, tmp_path):
+    """The energy of pytorch-ood is ours with the other sign, so both detect alike; a report ranks it."""
+    energy = pytest.importorskip("pytorch_ood.detector").EnergyBased.score
+    own = {"their energy": lambda logits, features: -energy(logits.mean(0))}
+    noise = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
+    found = ensemble.evaluate(TEST, val=VAL, ood={"noise": noise}, ood_scores=own, output=tmp_path / "run")
+    scores = found["ood"]["noise"]
+    assert scores["their energy"]["auroc"] == pytest.approx(scores["energy"]["auroc"], abs=1e-9)
+    assert "their energy" in str(found) and "their energy" in Run.open(tmp_path / "run").report().read_text()
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"energy": lambda logits, features: logits}, "'energy': the tables have a score of this name"),
+        ({"mine": lambda logits, features: logits}, "'mine' returned .*: return a tensor .* of finite numbers"),
+        ({"mine": lambda logits, features: [1.0]}, "'mine' returned list"),
+    ],
+)
+def test_a_score_that_is_no_number_per_input_is_refused(ensemble, own, words):
+    with pytest.raises(ValueError, match=words):
+        ensemble.evaluate(TEST, ood_scores=own)
+
+
 def test_saved_exported_and_read_back(ensemble, members, tmp_path):
     ensemble.calibrate(VAL)
     images = torch.from_numpy(TEST.images[:5])

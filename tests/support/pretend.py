@@ -36,6 +36,7 @@ WAITING = {
     aten.is_nonzero.default, aten._unique2.default, aten.unique_consecutive.default,
 }  # fmt: skip
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}  # wait if the index is a mask
+FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}  # numbers of the host are copied
 ACROSS = {aten.copy_.default, aten._to_copy.default}  # that may read a tensor of the host
 
 
@@ -244,6 +245,10 @@ class PretendGpu(TorchFunctionMode):
         if func in (Tensor.cpu, Tensor.tolist, Tensor.numpy) and isinstance(args[0], OnGpu):
             self.host_waits(name)
             return func(args[0].detach().inner.clone(), *args[1:], **kwargs)
+        if func in FROM_PYTHON and (is_gpu(kwargs.get("device")) or args and isinstance(args[0], OnGpu)):
+            self.host_waits(f"{name} of numbers of the host")
+        if func is Tensor.cuda:
+            return self.to(args[0], CUDA, *args[2:], **kwargs)
         if "device" in kwargs and is_gpu(kwargs["device"]):
             kwargs["device"] = "cpu"
             out = mapped(on_gpu, func(*args, **kwargs))
@@ -299,7 +304,9 @@ class PretendGpu(TorchFunctionMode):
 
     def refuse(self, func, given) -> None:
         on_host = [tensor for tensor in given if not isinstance(tensor, OnGpu)]
-        if func in WAITING or (func in INDEXING and any(tensor.dtype == torch.bool for tensor in given[1:])):
+        by_mask = func in INDEXING and any(tensor.dtype == torch.bool for tensor in given[1:])
+        fills = by_mask and func is not aten.index.Tensor and given[-1].numel() == 1  # torch calls masked_fill_
+        if func in WAITING or by_mask and not fills:
             self.host_waits(str(func))
         if func not in ACROSS and any(tensor.dim() > 0 for tensor in on_host):
             raise MixedDevices(f"{func} mixes tensors of the GPU and of the host")

@@ -16,7 +16,7 @@ from dicedist.cluster.devices import refuse_too_large
 from dicedist.config import compose_config
 from dicedist.config.schema import NetworkConfig
 from dicedist.data.sources import Source, Split
-from dicedist.runs.pretrained import Pretrained, digest, normalised_as_published, published
+from dicedist.runs.pretrained import Pretrained, digest, normalized_as_published, published
 from tests.support.steps import plan_of
 
 CPU = torch.device("cpu")
@@ -209,7 +209,7 @@ def test_without_a_network_published_weights_are_refused(monkeypatch):
         raise OSError("no route to host\nand more")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(ValueError, match="timm/test_vit could not be had .no route to host and more.: without a net"):
+    with pytest.raises(ValueError, match="timm/test_vit could not be loaded .no route to host and more.: without a "):
         published("timm/test_vit")
 
 
@@ -225,13 +225,13 @@ def test_images_are_normalised_as_the_weights_want_them():
     empty = Split(None, torch.zeros(0, dtype=torch.int64))
     source = Source("shapes", ["a"], (0.1, 0.1, 0.1), (0.2, 0.2, 0.2), 32, empty, empty, empty, "")
     random = configured("network=torchvision/resnet18")
-    assert normalised_as_published(source, random, plan_of(random)) is source
+    assert normalized_as_published(source, random, plan_of(random)) is source
     chosen = configured("network=torchvision/resnet18", "network.pretrained=true")
-    known = normalised_as_published(source, chosen, plan_of(chosen))
+    known = normalized_as_published(source, chosen, plan_of(chosen))
     assert known.mean == (0.485, 0.456, 0.406) and known.std == (0.229, 0.224, 0.225)
     mixed = configured("network.per_member=[timm/test_resnet, torchvision/resnet18]", "network.pretrained=[true, true]")
     with pytest.raises(ValueError, match="normalized in different ways"):
-        normalised_as_published(source, mixed, plan_of(mixed))
+        normalized_as_published(source, mixed, plan_of(mixed))
 
 
 def test_images_of_another_size_are_refused_before_work_begins():

@@ -62,7 +62,7 @@ def test_defaults_are_the_papers_main_job():
         ("optimizer.accumulate=0", "optimizer.accumulate=0: write a whole number from 1"),
         ("optimizer.clip_norm=0", "optimizer.clip_norm=0.0: write a number above 0"),
         ("evaluate.weights=ema", "evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999"),
-        ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimiser cannot go on with the st"),
+        ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimizer cannot use the state"),
         ("bottleneck.log_beta=[[5,1]]", "write [[epoch, value], ...] with epochs rising from 0"),
         ("schedules.covariance=[3]", "write [start, end] epochs"),
         ("run.name=a/b", "write a name for a folder under run.dir=runs"),
@@ -73,7 +73,7 @@ def test_defaults_are_the_papers_main_job():
         ("data.val_fraction=1.5", "data.val_fraction=1.5: write a number between 0 and 1"),
         ("data.num_threads=0", "data.num_threads=0: write a whole number from 1"),
         ("data.train_limit=0", "data.train_limit=0: write a whole number from 1"),
-        ("data.size=64", "data.size=64: the images of cifar100 are 32 pixels wide"),
+        ("data.size=64", "data.size=64: images of cifar100 have 32 pixels"),
         ("data=folder", "data=folder: write data.root=FOLDER"),
     ],
 )  # fmt: skip
@@ -194,7 +194,7 @@ def test_help_lists_every_choice_and_key(capsys):
     for key, remark in (
         ("compile: false", "false | true: torch.compile | graphs"),
         ("  size: auto", "members; auto: 4, or one for each rank"),
-        ("  pipeline: auto", "auto: DALI where it can be imported"),
+        ("  pipeline: auto", "auto: DALI where images are decoded"),
         ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
         ("  per_member: null", "names, one for each member"),
     ):

@@ -17,7 +17,7 @@ from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader, RawBatch, TorchPipeline, evaluation_batches, pipeline_for
 from dicedist.data.sources import Split, load
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 BACKENDS = ["torch", "dali"]
 
 
@@ -198,10 +198,21 @@ def without_dali(monkeypatch):
     data._dali_obstacle.cache_clear()
 
 
-def test_no_dali_for_this_platform(without_dali, cifar, data_config, caplog):
+def test_auto_is_what_is_measured_to_be_faster(cifar, data_config):
+    """DALI prepares half as many images from memory as torch (docs/performance.md)."""
+    pytest.importorskip("nvidia.dali")
+    found = pipeline_for(data_config("cifar100", pipeline="auto"), cifar, 8, CPU)
+    assert isinstance(found, TorchPipeline) and found.described == "torch prepares the images"
+    chosen = pipeline_for(data_config("cifar100", pipeline="dali"), cifar, 8, CPU)
+    assert chosen.described == "DALI prepares the images"
+
+
+def test_no_dali_for_this_platform(without_dali, cifar, data_config, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(pipeline, "RESIDENT", 0)  # too many images for a GPU, which DALI would prepare
+    monkeypatch.setattr(pipeline, "TorchPipeline", lambda *given: given)
     for _ in range(2):
-        assert isinstance(pipeline_for(data_config("cifar100"), cifar, 8, CPU), TorchPipeline)
+        assert pipeline_for(data_config("cifar100"), cifar, 8, CUDA)[-1] == CUDA
     assert len(caplog.records) == 1 and "torch augments the images instead" in caplog.text
     with pytest.raises(ValueError, match="^data.pipeline=dali: DALI cannot be imported here .* data.pipeline=torch$"):
         pipeline_for(data_config("cifar100", pipeline="dali"), cifar, 8, CPU)

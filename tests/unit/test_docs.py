@@ -21,12 +21,12 @@ from dicedist.runs.queue import Queue
 from dicedist.studies.search import Search
 from tests.support import CHECKOUT
 
-FOLDERS = (".", "docs", "docs/tutorials", "docs/reference", "launch/k8s", "examples")
+FOLDERS = (".", "docs", "docs/tutorials", "docs/results", "docs/reference", "launch/k8s", "examples")
 PAGES = sorted(path for folder in FOLDERS for path in (CHECKOUT / folder).glob("*.md"))
 PROGRAMS = ("dicedist", "timeout", "python", "torchrun", "docker", "kubectl", "sbatch", "mlflow", "find")
 START = re.compile(rf"(?:\./)?(?:{'|'.join(PROGRAMS)}|launch/[\w-]+|\.venv/bin/python)(?= |$)")
 # What is refused because nothing was trained, and no file of the user's is there.
-MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* came to its end"
+MISSING = "is not a run: it has no config.yaml|there is no such file or folder|no trial of .* is complete"
 RECORDER = '#!/usr/bin/env bash\nprintf "%s\\0" "${0#"$PWD/"}" "$@" >"$ASKED/$$"\n'  # programs of a pipe run at once
 
 
@@ -178,7 +178,7 @@ def test_links_lead_somewhere(page):
 PATH = re.compile(r"(?<![\w/.{-])(?:dicedist|tests|conf|docs|launch)/[\w./*-]*[\w*/]")
 ABOUT_PATHS = [
     path
-    for pattern in ("*.md", "docs/*", "launch/**/*", "dicedist/**/*.py", "tests/**/*.py", "conf/**/*.yaml")
+    for pattern in ("*.md", "docs/**/*", "launch/**/*", "dicedist/**/*.py", "tests/**/*.py", "conf/**/*.yaml")
     for path in sorted(CHECKOUT.glob(pattern))
     if path.is_file() and path.suffix in (".md", ".py", ".yaml", "") and path != Path(__file__)
 ]

@@ -47,6 +47,10 @@ def test_of_probabilities(page, predictions, measure):
     assert getattr(page, measure.name)(page.softmax(z.mean(0)), y) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+def test_of_label_sets(page):
+    assert page.set_size(np.array([[True, False, True], [False, True, False]])) == 1.5
+
+
 @pytest.mark.parametrize("measure", DIVERSITY, ids=lambda measure: measure.name)
 def test_of_pairs(page, predictions, measure):
     z, y = predictions

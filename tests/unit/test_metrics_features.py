@@ -96,7 +96,7 @@ def test_resampled_auroc_equals_resampling_by_hand():
 def seen(seed, score, shift=0.0, M=3, N=80, K=4):
     """The logits of some inputs, and what the scorer sees of their features."""
     logits_MNK = drawn(M, N, K, seed=seed, shift=shift)
-    looked = score.look(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
+    looked = score.feature_scores(logits_MNK, drawn(M, N, 6, seed=seed + 1, shift=shift))
     return Collected(logits_MNK, looked, Features(torch.empty(M, 0, 6), torch.empty(M, 0, 6)))
 
 

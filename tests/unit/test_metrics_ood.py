@@ -91,7 +91,7 @@ def test_the_union_of_the_papers_sets_is_all_their_images_as_one():
     union = union_of(read)[UNION]
     assert union.logits_MNK.shape == (2, 3 + 4 + 5 + 6 + 7, 4)
     torch.testing.assert_close(union.logits_MNK[:, 3:7], read[UNITED[1]].logits_MNK)
-    torch.testing.assert_close(union.seen["knn"][3:7], read[UNITED[1]].seen["knn"])
+    torch.testing.assert_close(union.feature_scores["knn"][3:7], read[UNITED[1]].feature_scores["knn"])
     assert union_of({name: found for name, found in read.items() if name != "isun"}) == {}
 
 

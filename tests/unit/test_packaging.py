@@ -1,5 +1,6 @@
 """The wheel holds conf/ and templates, pins fit ranges; launch/install and launch/docker do their part."""
 
+import ast
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,49 @@ def test_image_is_told_what_the_code_reads() -> None:
     names = {name for words in copied for name in words.split()}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert names == kept and all((ROOT / name).exists() for name in names)
+
+
+IMPORTED = {"nvidia-dali-cuda130": "nvidia.dali"}  # package -> module, where they differ
+NEEDS = {  # what stands in a command or its config -> the package that it imports
+    "s3://": "s3fs",
+    "gs://": "gcsfs",
+    "timm/": "timm",
+    "search=optuna": "optuna",
+    "tracking=mlflow": "mlflow",
+    "tracking=wandb": "wandb",
+    "tracking=tensorboard": "tensorboard",
+    "data.pipeline=dali": "nvidia-dali-cuda130",
+    "format=onnx": "onnx",
+}
+
+
+def container_commands() -> dict[str, list[str]]:
+    """The words after `train` in every manifest, and in every documented command that runs in the image."""
+    found = {}
+    for file in sorted((ROOT / "launch/k8s").glob("*.yaml")):
+        for nth, document in enumerate(yaml.safe_load_all(file.read_text())):
+            lists = re.findall(r"'args': (\[[^]]*\])", str(document))
+            found |= {f"{file.name} {nth}": ast.literal_eval(words) for words in lists}
+    for file in (ROOT / "docs/docker.md", ROOT / "docs/clusters.md", ROOT / "launch/k8s/README.md"):
+        text = file.read_text().replace("\\\n", " ")
+        for nth, words in enumerate(re.findall(r"dicedist[ .]train((?: +[a-z_.]+=[^\s`]+)+)", text)):
+            found[f"{file.name} {nth}"] = words.split()
+    return found
+
+
+def test_the_image_has_what_its_manifests_and_documented_commands_need() -> None:
+    (extras,) = re.findall(r"cuda\) extras=(\S+) ;;", (ROOT / "Dockerfile").read_text())
+    asked = [sys.executable, ROOT / "launch/image-requirements", f"{extras},gs"]
+    lines = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    installed = {canonicalize_name(Requirement(line).name) for line in lines}
+    assert set(NEEDS.values()) <= installed
+    commands = container_commands()
+    assert len(commands) > 5 and any("run.remote=s3://" in word for words in commands.values() for word in words)
+    for where, words in commands.items():
+        composed = compose_config(words)
+        needed = {package for mark, package in NEEDS.items() if mark in f"{' '.join(words)} {composed}"}
+        assert needed <= installed, where
+        assert all(find_spec(IMPORTED.get(package, package)) for package in needed), where
 
 
 def test_readme_of_a_release_has_absolute_links(wheel: Path) -> None:

@@ -249,13 +249,17 @@ def test_what_predict_does_comes_first_and_the_papers_protocol_is_named(
         assert line in first, line
     assert "paper's protocol" not in first and text.count("paper's protocol") >= 2
     assert "T = " not in first
+    summary = html.unescape(section_of(text, "summary"))
+    assert "NLL, nats, after temperature, paper's protocol" in summary
+    assert "Test set, the paper's protocol" in summary
 
 
 def test_redundancy_is_drawn_from_zero_and_promises_nothing(make_run: MakeRun, report: Callable[..., str]) -> None:
     folder = make_run("a")
     text = html.unescape(report(folder))
     assert "DICE at work" not in text and "in nats from 0" in text
-    assert "nothing shared" in figures([Run.open(folder)])["redundancy"].svg
+    drawn = figures([Run.open(folder)])["redundancy"].svg
+    assert re.search(r'text-anchor="end"[^>]*>nothing shared', drawn), "at the right, where lines have left it"
 
 
 def test_an_ensemble_that_is_not_calibrated_or_guesses_is_named(make_run: MakeRun, report: Callable[..., str]) -> None:

@@ -140,7 +140,8 @@ class CounterpartTerm(Objective):
     """A term with a counterpart of all members: the step gathers what it reads, and sends its answers back."""
 
     part: ClassVar[str] = "discriminator"  # what the counterpart is called, and saved as
-    conditional: bool | None = None  # w knows the class; None: the counterpart does not estimate redundancy
+    estimates_redundancy: ClassVar[bool] = False  # the counterpart is a w, which evaluation reads
+    conditional: bool = False  # w knows the class
     gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers
     outputs: tuple[str, ...] = ()  # what else it answers
 
@@ -185,7 +186,7 @@ class Method:
     @property
     def estimator(self) -> CounterpartTerm | None:
         """The term whose counterpart estimates redundancy, which evaluation can read."""
-        return self.counterpart if self.counterpart and self.counterpart.conditional is not None else None
+        return self.counterpart if self.counterpart and self.counterpart.estimates_redundancy else None
 
     @property
     def fused_head(self) -> FusedHead | None:
@@ -329,9 +330,9 @@ def build_own(config: MethodConfig) -> list[Objective]:
                     f"method._target_={target} defines {name}, which prediction would need its code for: leave it out, "
                     "and choose the bottleneck or the student by method="
                 )
-        if isinstance(term, CounterpartTerm) and term.conditional is not None:
+        if isinstance(term, CounterpartTerm) and term.estimates_redundancy:
             raise ValueError(
-                f"method._target_={target}: set conditional = None, evaluation reads only its own estimators"
+                f"method._target_={target}: set estimates_redundancy = False, evaluation reads only its own estimators"
             )
         terms.append(term)
     return terms

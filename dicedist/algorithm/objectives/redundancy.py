@@ -13,6 +13,7 @@ from dicedist.config.schema import Config, RedundancyConfig
 
 class Term(CounterpartTerm):
     follows = ("ramp_up", "covariance", "delta")
+    estimates_redundancy = True
     mixes = True  # w is told the label of the larger share (docs/backbones.md)
 
     def __init__(self, conditional: bool):
@@ -22,6 +23,5 @@ class Term(CounterpartTerm):
         return FEATURES if settings.reads_scale else ("mean",)
 
     def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Discriminator:
-        assert self.conditional is not None
         widest, classes = max(size.features for size in sizes), sizes[0].classes
         return Discriminator(config.redundancy, len(sizes), widest, classes, self.conditional, config.seed)

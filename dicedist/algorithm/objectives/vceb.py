@@ -52,7 +52,7 @@ def gaussian_divergence(
     """
     if raw_scale_BD is None:
         return 0.5 * (scale_BD.square() - 2 * scale_BD.log() - 1 + (mean_BD - prior_BD).square()).sum(-1)
-    divergence_B = DivergenceOfSoftplus.apply(mean_BD, scale_BD, prior_BD, raw_scale_BD)
+    divergence_B = DivergenceOfSoftplus.apply(mean_BD, prior_BD, raw_scale_BD, scale_BD, scale_BD)
     assert isinstance(divergence_B, Tensor)
     return divergence_B
 
@@ -60,24 +60,27 @@ def gaussian_divergence(
 class DivergenceOfSoftplus(torch.autograd.Function):
     """The divergence with gradients in half of the kernels that autograd would launch.
 
-    Far below zero softplus(x) is exp(x), whose logarithm is x: finite, and with a gradient.
+    Far below zero softplus(x) is exp(x), whose logarithm is x: finite, and with a gradient. The scale is given twice,
+    for its logarithm and for its square, so that its gradients are added one by one, in the order that they always had.
     """
 
     @staticmethod
-    def forward(context: Any, mean_BD: Tensor, scale_BD: Tensor, prior_BD: Tensor, raw_BD: Tensor) -> Tensor:
+    def forward(
+        context: Any, mean_BD: Tensor, prior_BD: Tensor, raw_BD: Tensor, scale_BD: Tensor, squared_BD: Tensor
+    ) -> Tensor:
         is_tiny_BD, difference_BD = raw_BD < TINY, mean_BD - prior_BD
         log_BD = torch.where(is_tiny_BD, raw_BD, scale_BD.log())
         context.save_for_backward(scale_BD, difference_BD, is_tiny_BD)
         context.prior = prior_BD.shape
-        total_BD = torch.sub(scale_BD.square(), log_BD, alpha=2).sub_(1).add_(difference_BD.square())
+        total_BD = torch.sub(squared_BD.square(), log_BD, alpha=2).sub_(1).add_(difference_BD.square())
         return total_BD.sum(-1).mul_(0.5)
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, gradient_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(context: Any, gradient_B: Tensor) -> tuple[Tensor, ...]:
         scale_BD, difference_BD, is_tiny_BD = context.saved_tensors
         gradient_B1, negative_B1 = gradient_B[:, None], -gradient_B[:, None]
         of_mean_BD = gradient_B1 * difference_BD
-        of_log_BD = (negative_B1 / scale_BD).masked_fill_(is_tiny_BD, 0)
         of_prior = of_mean_BD.neg().sum_to_size(context.prior)
-        return of_mean_BD, of_log_BD.add_(gradient_B1 * scale_BD), of_prior, is_tiny_BD * negative_B1
+        of_log_BD = (negative_B1 / scale_BD).masked_fill_(is_tiny_BD, 0)
+        return of_mean_BD, of_prior, is_tiny_BD * negative_B1, of_log_BD, gradient_B1 * scale_BD

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,17 +50,21 @@ def prepare_vectors(config: DataConfig, root: Path) -> Prepared:
 
 
 def prepare_carried(config: DataConfig, root: Path) -> Prepared:
-    """Look scikit-learn up without importing it, which would take a second."""
+    return prepare_tables(config, {"train": carried_file(config.name)}, partial(read_carried, config.name))
+
+
+def carried_file(name: str, asked: str | None = None) -> Path:
+    """Look scikit-learn up without importing it, which would take a second. asked: the data set that needs the file."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise ValueError(f"data={config.name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
-    name, head, class_names = CARRIED[config.name]
+        raise ValueError(f"data={asked or name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
+    return Path(found.origin).parent / "datasets" / "data" / CARRIED[name][0]
 
-    def read(file: Path, columns: Sequence[str] | None) -> Table:
-        rows_NV = np.loadtxt(file, delimiter=",", skiprows=head, dtype=np.float64)
-        return Table(rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64).tolist(), None, class_names)
 
-    return prepare_tables(config, {"train": Path(found.origin).parent / "datasets" / "data" / name}, read)
+def read_carried(name: str, file: Path, columns: Sequence[str] | None = None) -> Table:
+    _, head, class_names = CARRIED[name]
+    rows_NV = np.loadtxt(file, delimiter=",", skiprows=head, dtype=np.float64)
+    return Table(rows_NV[:, :-1].astype(np.float32), rows_NV[:, -1].astype(np.int64).tolist(), None, class_names)
 
 
 def prepare_tables(

@@ -29,7 +29,7 @@ MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits fo
 LONGEST_DIGEST = 36
 SILENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
 DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # not for minutes: the next look at the records is the retry
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # not for minutes: the mirror itself retries
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -50,10 +50,10 @@ class MLflow(Destination):
         super().__init__(run, config)
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
-        for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # they log a traceback for every call that fails
+        for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # each logs a traceback for every failed call
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.uri = chosen_store(config.tracking.uri)
-        if self.state.values.get("uri", self.shown) != self.shown:  # the first store keeps its file
+        if self.state.values.get("uri", self.shown) != self.shown:  # another store has its own state file
             self.state = State(run.copy_file(self.shown))
         self.state.values["uri"] = self.shown
 
@@ -82,7 +82,7 @@ class MLflow(Destination):
         name = self.config.tracking.experiment
         if (found := self.client.get_experiment_by_name(name)) is not None:
             return found.experiment_id
-        # Without the tag MLflow's pages take it for an experiment with language models.
+        # Without the tag MLflow shows the pages for language models.
         kind = {"mlflow.experimentKind": "custom_model_development"}
         return self.client.create_experiment(name, files_of(self.uri, name), tags=kind)
 
@@ -97,7 +97,7 @@ class MLflow(Destination):
             self.state.keep(run_id=made.info.run_id, described=False)
         self.client.update_run(self.run_id, status="RUNNING")
         self.client.log_batch(self.run_id, tags=self.tags())
-        if not self.state.values.get("described", True):  # the server may have died between two of these calls
+        if not self.state.values.get("described", True):  # the server may have failed between two of these calls
             for some in chunks(self.parameters(), MOST_PARAMS):
                 self.client.log_batch(self.run_id, params=some)
             self.client.log_inputs(self.run_id, datasets=[self.data_set("training")])
@@ -106,7 +106,7 @@ class MLflow(Destination):
         return is_new
 
     def parameters(self) -> list[Any]:
-        """Every key, with the value to which `auto` was resolved."""
+        """Return every key with its resolved value."""
         from mlflow.entities import Param
 
         plan = self.run.plan()
@@ -135,7 +135,7 @@ class MLflow(Destination):
 
     @property
     def digest(self) -> str:
-        """The digest of the data and of the way they are split."""
+        """The digest of the data and their split."""
         return str(read_or_nothing(self.run.environment_file).get("data_digest", "unknown"))[:LONGEST_DIGEST]
 
     @property
@@ -143,7 +143,7 @@ class MLflow(Destination):
         return f"{self.config.data.name}-test"
 
     def data_set(self, context: str) -> Any:
-        """The inputs of the run, as MLflow's pages show them. context: training, or testing."""
+        """Return the data set of the run for MLflow's pages. context: training or testing."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         data = self.config.data
@@ -170,9 +170,9 @@ class MLflow(Destination):
             self.client.log_batch(self.run_id, metrics=some)
 
     def send_result(self, values: Mapping[str, float]) -> None:
-        """Send the figures of the test set, as metrics of the run and, once it is logged, of the model.
+        """Send the results on the test set, as metrics of the run and, once it is logged, of the model.
 
-        They have the time of the results' file, so that the same figures sent again are no second ones.
+        The metrics carry the time of the results' file, so that sending them twice creates no duplicates.
         """
         from mlflow.entities import Metric
 
@@ -192,7 +192,7 @@ class MLflow(Destination):
             self.client.log_artifact(self.run_id, str(path))
 
     def send_model(self) -> None:
-        """Log the ensemble as one model, which runs no pickle, with its results. Register it if it is given a name."""
+        """Log the ensemble as one model without pickle, with its results. Register it if tracking.register is set."""
         import mlflow
         from mlflow.entities import LoggedModelOutput
 
@@ -221,8 +221,8 @@ class MLflow(Destination):
         self.client.log_outputs(self.run_id, models=[LoggedModelOutput(model.model_id, step)])
         self.state.keep(model_id=model.model_id)
         if register:
-            found = validation_nll(self.run, step)
-            crown(self.client, register, logged.registered_model_version, found, self.digest)
+            nll = validation_nll(self.run, step)
+            crown(self.client, register, logged.registered_model_version, nll, self.digest)
         self.send_result(values_of(self.run))
 
     def close(self, status: str) -> None:
@@ -243,7 +243,7 @@ class MLflow(Destination):
 
 
 def in_words(run: Run) -> str:
-    """Return the figures of a finished run that matter most, in a few words."""
+    """Return the main results of a finished run as text."""
     result = run.result() or {}
     ensemble, members = result.get("ensemble", {}), result.get("members", {})
     figures = {
@@ -255,7 +255,7 @@ def in_words(run: Run) -> str:
 
 
 def user() -> str | None:
-    """Return the name of the user; a container may know none."""
+    """Return the user's name; None in a container without users."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -17,9 +17,9 @@ SERVING = Path(__file__).with_name("serving.py")
 
 
 def packed(run: Run, images: str | None, path: Path, trusted: bool) -> dict[str, Any]:
-    """Export the ensemble of a run's last checkpoint. Return what MLflow needs to log it.
+    """Export the ensemble of a run's last checkpoint. Return the arguments with which MLflow logs it.
 
-    Only a model of vectors has inputs in its signature: MLflow would refuse the base64 text of images otherwise.
+    Only a model of vectors has inputs in its signature, because with them MLflow would refuse base64 images.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

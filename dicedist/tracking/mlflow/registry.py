@@ -1,4 +1,4 @@
-"""The model registry: which name a model gets, and which of its versions is the champion."""
+"""The model registry: the name of a model, and the alias of its best version."""
 
 import re
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ NLL, DATA = "dicedist.validation_nll", "dicedist.data_digest"  # tags of a versi
 
 
 def logged_name(run: str) -> str:
-    """Return the name of a run as the name of a logged model."""
+    """Return a valid name for the logged model of a run."""
     return UNFIT.sub("-", run)
 
 
 def name_to_register(client: Any, name: str | None, about: Mapping[str, Any]) -> str | None:
-    """Return the name, or None with a warning if its last version takes other inputs or gives other outputs.
+    """Return the name, or None with a warning if its last version has another signature.
 
     Users of the latest version would suddenly have to send other images.
     """
@@ -41,7 +41,7 @@ def name_to_register(client: Any, name: str | None, about: Mapping[str, Any]) ->
 
 
 def inputs_of(metadata: Mapping[str, Any] | None, signature: Any) -> str:
-    """Return the inputs of a version in words. Versions of earlier releases have them in their signature only."""
+    """Describe the inputs of a version. Versions of earlier releases have them in their signature only."""
     if metadata and "inputs" in metadata:
         return str(metadata["inputs"])
     (tensor,) = signature.inputs.inputs
@@ -53,29 +53,29 @@ def described_inputs(dtype: Any, shape: tuple[int, ...]) -> str:
 
 
 def validation_nll(run: Run, step: int) -> float | None:
-    """Return the validation NLL of the ensemble after so many steps; None without validation."""
+    """Return the validation NLL of the ensemble after this step; None without validation."""
     key = names.validation(names.ENSEMBLE, "nll")
     known = [record[key] for record in whole_records(run.records_file) if key in record and record["step"] <= step]
     return known[-1] if known else None
 
 
-def crown(client: Any, name: str, version: Any, found: float | None, digest: str) -> None:
-    """Give the alias to the version if none has it, or if its validation NLL is lower on the same data.
+def crown(client: Any, name: str, version: Any, nll: float | None, digest: str) -> None:
+    """Give the alias `champion` to this version if no version has it, or if its validation NLL is lower.
 
-    Only runs with the same data and the same held-out inputs are compared. found: the NLL of this version.
+    Only runs with the same data and the same held-out inputs are compared. nll: validation NLL of this version.
     """
     from mlflow.exceptions import MlflowException
 
     client.set_model_version_tag(name, str(version), DATA, digest)
-    if found is not None:
-        client.set_model_version_tag(name, str(version), NLL, repr(found))
+    if nll is not None:
+        client.set_model_version_tag(name, str(version), NLL, repr(nll))
     try:
-        reigning = client.get_model_version_by_alias(name, CHAMPION)
+        champion = client.get_model_version_by_alias(name, CHAMPION)
     except MlflowException:
-        reigning = None
-    if reigning is not None:
-        before = reigning.tags.get(NLL)
-        if found is None or before is None or reigning.tags.get(DATA) != digest or found >= float(before):
-            say(f"{name}@{CHAMPION} is still version {reigning.version}, not version {version} of this run")
+        champion = None
+    if champion is not None:
+        best_nll = champion.tags.get(NLL)
+        if nll is None or best_nll is None or champion.tags.get(DATA) != digest or nll >= float(best_nll):
+            say(f"{name}@{CHAMPION} is still version {champion.version}, not version {version} of this run")
             return
     client.set_registered_model_alias(name, CHAMPION, str(version))

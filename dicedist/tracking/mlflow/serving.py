@@ -42,13 +42,13 @@ class ServedEnsemble(PythonModel):
         return {"class": self.class_names[arrays["label"]], **arrays}
 
     def taken(self, given: np.ndarray) -> np.ndarray:
-        """Arrays of the type that the program takes. JSON has no types, so whole numbers may be of any."""
+        """Convert arrays to the type of the program's input. JSON has no types, so integers may have any."""
         refuse(given.dtype.kind not in "iufb", f"inputs are {given.dtype}, and this model takes numbers")
         self.refuse_unfit(given)
         return given.astype(np.uint8 if self.about["images"] == "uint8" else np.float32)
 
     def decoded(self, texts: np.ndarray) -> np.ndarray:
-        """Images of base64 text, brought to size as training did it: the short side is scaled, the middle is taken."""
+        """Decode base64 images, and resize them as training did: scale the short side, crop the center."""
         refuse(self.about["images"] == "vectors", "inputs are text, and this model takes vectors")
         refuse(texts.ndim != 1 or not len(texts), f"text has shape {list(texts.shape)}: give a list of base64 images")
         images_NHWC = np.stack([decoded_image(str(text), self.about["size"]) for text in texts])
@@ -57,7 +57,7 @@ class ServedEnsemble(PythonModel):
         return (images_NHWC.transpose(0, 3, 1, 2) / 255).astype(np.float32)
 
     def refuse_unfit(self, given: np.ndarray) -> None:
-        """Inputs of another size or range would be answered, and wrongly; MLflow turns this into a 400."""
+        """Refuse inputs of another size or range, whose answers would be wrong. MLflow answers with status 400."""
         size, kind, width = self.about["size"], self.about["images"], len(self.about["mean"])
         shape = {"uint8": (size, size, 3), "float": (3, size, size), "vectors": (width,)}[kind]
         noun, wanted = "vectors" if kind == "vectors" else "images", ", ".join(map(str, shape))
@@ -76,7 +76,7 @@ class ServedEnsemble(PythonModel):
 
 
 def decoded_image(text: str, size: int) -> np.ndarray:
-    """uint8 [size, size, 3] of a JPEG or PNG as base64 text, which may begin with data:image/png;base64,"""
+    """Decode a JPEG or PNG to uint8 [size, size, 3]. The base64 text may begin with data:image/png;base64,"""
     try:
         file = io.BytesIO(base64.b64decode(text.rpartition(",")[2], validate=True))
         image: Image.Image = ImageOps.exif_transpose(Image.open(file, formats=FORMATS))
@@ -87,7 +87,7 @@ def decoded_image(text: str, size: int) -> np.ndarray:
         left, top = ((side - size + 1) // 2 for side in (width, height))
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(resized.crop((left, top, left + size, top + size)))
-    except Exception as error:  # a damaged file makes PIL raise anything
+    except Exception as error:  # PIL raises any kind of error for a damaged file
         raise MlflowException.invalid_parameter_value(f"not a JPEG or PNG image as base64 text: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""The store that a run is sent to: a server, or an sqlite file."""
+"""The MLflow store of a run: a server, or an sqlite file."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ DEFAULT = "sqlite:///mlflow.db"  # in the working directory
 
 
 def chosen_store(wanted: str | None) -> str:
-    """Return the store that the user names, or the environment, or the default. A run's folder never chooses it."""
+    """Return the store from the command line, the environment or the default, never from a run's folder."""
     return absolute(wanted or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
 
 
@@ -24,13 +24,13 @@ def refuse_another_store(run: Run, uri: str) -> None:
     before, shown = read_or_nothing(run.mirror_file("mlflow")).get("uri"), without_password(uri)
     if before not in (None, shown):
         raise ValueError(
-            f"the records of {run} were sent to {before}, and this would send them to {shown}: "
+            f"the records of {run} were sent to {before}, and now would go to {shown}: "
             f"`python -m dicedist.mirror {run} tracking.uri={before}` goes on there, tracking.uri={shown} makes a copy"
         )
 
 
 def absolute(uri: str) -> str:
-    """Give an sqlite file its whole path, so that it is the same from any working directory."""
+    """Make the path of an sqlite file absolute, so that the working directory does not matter."""
     scheme, _, path = uri.partition(":///")
     return f"sqlite:///{Path(path).expanduser().absolute()}" if scheme == "sqlite" else uri
 
@@ -42,19 +42,18 @@ def folder_of(uri: str) -> Path | None:
 
 
 def files_of(uri: str, experiment: str) -> str | None:
-    """Return the folder of artifacts, next to an sqlite file: MLflow would use the working directory. None: the server
-    decides."""
+    """Return the artifacts' folder next to an sqlite file, not in the working directory; None: the server decides."""
     folder, name = folder_of(uri), re.sub(r"[^\w -]", "_", experiment)[:LONGEST_NAME]
     return (folder / "mlruns" / (name or "_")).as_uri() if folder else None
 
 
 def alone(uri: str) -> contextlib.AbstractContextManager[None]:
-    """Let only one process at a time create the tables of an sqlite file: MLflow's own lock is not enough."""
+    """Let one process at a time create the tables of an sqlite file: MLflow's own lock does not suffice."""
     scheme, _, path = uri.partition(":///")
     return locked(Path(f"{path}.lock")) if scheme == "sqlite" else contextlib.nullcontext()
 
 
 def without_password(uri: str) -> str:
-    """Return the address as messages and files may show it."""
+    """Return the address without its user and password, for messages and files."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri

@@ -8,7 +8,7 @@ STUDY = "dicedist.study"  # tag of the parent
 def parent_of(client: Any, experiment: str, study: str) -> str:
     """Return the id of the parent run, which is created if needed.
 
-    Several mirrors may create one at the same time. All of them take the first, and remove their own.
+    Several mirrors may create one at the same time. All of them use the oldest, and remove their own.
     """
     found = parents(client, experiment, study)
     if not found:
@@ -21,7 +21,7 @@ def parent_of(client: Any, experiment: str, study: str) -> str:
 
 
 def parents(client: Any, experiment: str, study: str) -> list[str]:
-    """Return the parent runs of that name, the oldest first. A filter of MLflow cannot quote every name."""
+    """Return the parent runs of a study, the oldest first. MLflow's filters cannot quote every name."""
     runs = client.search_runs([experiment], f"tags.`{STUDY}` LIKE '%'")
     found = [run.info for run in runs if run.data.tags[STUDY] == study]
     return [info.run_id for info in sorted(found, key=lambda info: (info.start_time, info.run_id))]
