@@ -83,8 +83,8 @@ def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module 
     saved, messages, plan = resume.saved_in(job.run, job.config) if world.reports else None, [], job.plan
 
     def resolved(recorded: Any, measure: Callable[[], Any]) -> Any:
-        found = world.control.tell({"found": recorded})["found"]
-        return world.control.tell({"found": measure()})["found"] if found is None else found
+        found = world.control.broadcast({"found": recorded})["found"]
+        return world.control.broadcast({"found": measure()})["found"] if found is None else found
 
     def way() -> bool | None:
         """Return None where there is nothing to choose: the run may continue later on other devices."""

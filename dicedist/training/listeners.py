@@ -96,6 +96,6 @@ class WeighingMembers(Listener):
 
     def after_epoch(self, done: int, logits_MNK: Tensor | None) -> None:
         found = None if logits_MNK is None else self.term.weigh(logits_MNK, self.labels_N)
-        weights = self.control.tell({"weights": found})["weights"]
+        weights = self.control.broadcast({"weights": found})["weights"]
         if weights is not None and self.hosted.shared_modules is not None:
             self.term.take_weights(weights, self.hosted.shared_modules)

@@ -44,7 +44,7 @@ def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories,
             "weights": plan.weights_sha256,
             "teacher": plan.teacher_sha256,
         }
-    from_rank_0 = world.control.tell(note)
+    from_rank_0 = world.control.broadcast(note)
     if from_rank_0["data"] != digest:
         raise ValueError(f"the {job.source.kind} on {world.host} are not those of rank 0: give all nodes the same data")
     if teacher is not None and from_rank_0["teacher"] != plan.teacher_sha256:
