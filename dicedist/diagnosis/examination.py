@@ -1,4 +1,4 @@
-"""All checks of `doctor`, in the order in which people can do something about them."""
+"""All checks of `doctor`, in the order in which users can act on them."""
 
 from collections.abc import Sequence
 from functools import partial
