@@ -133,7 +133,7 @@ class ConditionalRedundancy(nn.Module):
 
     @property
     def loss(self) -> Tensor:
-        """The value of the last call, until `learn` follows it."""
+        """Return the value of the last call, before `learn`."""
         assert self.lesson is not None
         return self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
 

@@ -153,7 +153,7 @@ class Discriminator(Adversary):
 
     @property
     def weights(self) -> nn.Module:
-        """w without its class memory."""
+        """Return w without its class memory."""
         return self.network
 
     def redundancy_gradients(

@@ -18,7 +18,7 @@ RATE = "rate"  # of a parameter group: the factor on the rate of the schedule
 def build_optimizer(
     settings: OptimizerConfig, module: nn.Module, backbone: Layers = (), behind: int = 0, fused: bool = True
 ) -> torch.optim.Optimizer:
-    """backbone: the layers of the module that belong to the network; all other parameters are heads.
+    """Build the optimizer. backbone: the module's layers that belong to the network; all other parameters are heads.
 
     behind: the number of network layers that follow in another part, as a branch follows the trunk.
     """
@@ -57,7 +57,7 @@ def parameter_groups(
 
 
 def undecayed(module: nn.Module) -> set[str]:
-    """Return parameters without weight decay: norms, biases, and those that a network names (positions, tokens)."""
+    """Return parameters without weight decay: norms, biases, and any that a network names (positions, tokens)."""
     names = {name for name, parameter in module.named_parameters() if parameter.ndim <= 1}
     for path, child in module.named_modules():
         if callable(own := getattr(child, "no_weight_decay", None)):

@@ -66,7 +66,7 @@ class Part:
         self.follow()
 
     def step(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
-        """Take one optimizer step with the gradients at hand, which are unscaled already."""
+        """Take one optimizer step with the present gradients, which are already unscaled."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
         set_rate(self.optimizer, now.learning_rate)

@@ -1,7 +1,7 @@
 """Probes let a term read more of a member than its features and logits, without changes to the step.
 
 A term names the classes of its probes (`Objective.probes`). Encoders build them once and call them around the encoding
-of every batch. A probe adds its results to `Encoding.probed` under a name of its own:
+of every batch. A probe adds its results to `Encoding.probed` under its own name:
 
     images ── on_images ── trunk ── on_branches ── members ── on_encodings ── encodings
 

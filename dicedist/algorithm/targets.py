@@ -31,7 +31,7 @@ class Loss:
     def of(
         cls, config: LossConfig, seed: int, shape: Sequence[int], counts: Sequence[int], device: torch.device
     ) -> Self:
-        """counts: training inputs of each class."""
+        """Read the config. counts: training inputs of each class."""
         given = config.class_weights
         if given == "balanced":
             given = [sum(counts) / (len(counts) * count) for count in counts]

@@ -11,7 +11,7 @@ from torch import Tensor
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import REPORTER
 
-Record = dict[str, Any]  # whatever JSON can hold
+Record = dict[str, Any]  # any JSON object
 
 
 class Control:

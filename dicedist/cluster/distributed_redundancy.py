@@ -60,7 +60,7 @@ class DistributedRedundancy(nn.Module):
         scales: bool = True,
         **settings: Any,
     ) -> None:
-        """All ranks call this, because it creates a group. device: this rank's device, which receives messages."""
+        """Create the groups, so all ranks call this. device: this rank's device, which receives messages."""
         super().__init__()
         grouped = dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)

@@ -176,7 +176,7 @@ def unmet(options: argparse.Namespace, error: Exception) -> str:
     if isinstance(error, RendezvousClosedError):
         return f"a launcher of another node has ended this run (--rdzv-id={options.rdzv_id} at {where})"
     if isinstance(error, RendezvousTimeoutError):
-        return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
+        return f"fewer than {options.nnodes} nodes joined {where} in time: start the others, or write another --nnodes"
     reason = str(error.__cause__ or error).splitlines()[0]
     return (
         f"no connection to the rendezvous {where} ({reason}): write --rdzv-endpoint=HOST:PORT of the first node, the "

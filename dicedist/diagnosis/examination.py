@@ -10,7 +10,7 @@ from dicedist.diagnosis.finding import Check
 
 
 def checks(config: Config, ranks: int, nodes: Sequence[str]) -> dict[str, Check]:
-    """nodes: HOST or HOST:PORT of other nodes."""
+    """Return the checks by name. nodes: HOST or HOST:PORT of other nodes."""
     return {
         "versions": machine.versions,
         "driver": gpus.driver,

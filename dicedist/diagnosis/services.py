@@ -80,7 +80,7 @@ def data_root(config: Config) -> Finding:
     try:
         source = sources.load(config.data, labels_only=True)
     except (ValueError, OSError) as error:
-        return judged(f"{config.data.name} in {root}: {error}", "see docs, or write data.root=FOLDER")
+        return judged(f"{config.data.name} in {root}: {error}", "see docs/data.md, or write data.root=FOLDER")
     return judged(f"{config.data.name}: {len(source.train):,} training images in {root}")
 
 

@@ -149,8 +149,8 @@ class Evaluator(Reader):
             default_score = available(targets.ood_score, held_out.feature_scores)
             if default_score != targets.ood_score:
                 warn(
-                    f"calibration.ood_score={targets.ood_score}: these members have none, so {default_score} takes its "
-                    "place"
+                    f"calibration.ood_score={targets.ood_score}: these members lack this score, so "
+                    f"{default_score} is used"
                 )
             targets, kept = replace(targets, ood_score=default_score), held_out.feature_scores
             chosen = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, kept)

@@ -41,9 +41,9 @@ def load_ensemble(
     asked: Mapping[str, Any] | None = None,
     which: str | None = None,
 ) -> Ensemble:
-    """members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
+    """Load the ensemble of a run. members: None for all, numbers, or "student". average: None for the run's own.
 
-    asked: calibration targets that differ from the run's. which: the checkpoint, as in `Run.checkpoint`.
+    tell: receives warnings. asked: calibration targets that differ from the run's. which: see `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     config, plan = run.config(), run.plan()
@@ -265,7 +265,7 @@ def chosen_members(wanted: list[int] | None, size: int) -> list[int]:
 
 
 def members_or_student(wanted: Any, method: Method, size: int) -> list[int]:
-    """wanted: None for all members, a list of numbers, or "student"."""
+    """Return the members. wanted: None for all, a list of numbers, or "student"."""
     if wanted == "student":
         student = method.student(size)
         if student is None:

@@ -28,7 +28,7 @@ class Promise:
 
 
 def promises(found: Mapping[str, Any]) -> list[Promise]:
-    """found: `calibration` of evaluation.json."""
+    """List the promises. found: `calibration` of evaluation.json."""
     test, n = found["test"], found["num_inputs"]
     measures, spread = test["measures"], found.get("temperature_spread")
     temperature = f"{found['temperature']:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")

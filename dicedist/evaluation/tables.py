@@ -33,8 +33,8 @@ def headings(measures: Iterable[Measure]) -> list[str]:
 
 
 PROTOCOL = (
-    "the paper's protocol: tempered is with T fitted on one half of the test set,\n"
-    "measured on the other; predict does not use this T"
+    "the paper's protocol: tempered measures fit T on one half of the test set and\n"
+    "measure the other half; predict does not use this T"
 )
 
 
@@ -108,7 +108,7 @@ def further_table(result: Result) -> str:
 
 UNCALIBRATED = (
     "not calibrated: no validation images (data.split=full), or an evaluation by an earlier version; "
-    "calibration.source=test of `evaluate` takes test images, and says so"
+    "write `evaluate calibration.source=test` to calibrate on test images"
 )
 
 

@@ -4,7 +4,7 @@ The module of a term defines a class `Term`. Its options come from the method's 
 
     class Term(Objective):
         sends = ("logits",)                      # fields that every member must see of its peers
-        def fields(self, view): ...              # fields of its own, besides means, scales and logits
+        def fields(self, view): ...              # additional fields, besides means, scales and logits
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
 Members are coupled only through the fields that they send. Each member evaluates a joint loss with its own fields
@@ -141,7 +141,7 @@ class CounterpartTerm(Objective):
 
     part: ClassVar[str] = "discriminator"  # the counterpart's name in messages and checkpoints
     estimates_redundancy: ClassVar[bool] = False  # the counterpart is a w, which evaluation reads
-    conditional: bool = False  # w knows the class
+    conditional: bool = False  # w reads the class
     gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients the counterpart answers
     outputs: tuple[str, ...] = ()  # other fields that it answers
 

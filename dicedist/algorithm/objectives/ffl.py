@@ -46,7 +46,7 @@ class Fusion(nn.Module):
         )  # fmt: skip
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """maps: of every member [B, X]."""
+        """Return the fused logits. maps: of every member [B, X]."""
         each = [unflattened(map_BX, shape) for map_BX, shape in zip(maps, self.shapes, strict=True)]
         return self.layers(torch.cat(each, 1))
 
