@@ -75,7 +75,7 @@ def refuse_another(ensemble: Ensemble, source: Source, origin: str) -> None:
             f"the teacher {origin} knows {len(about.class_names)} classes, not the {source.num_classes} of these data "
             "or under other names: a student needs the classes of its teacher"
         )
-    taken = [len(about.mean)] if about.images == VECTORS else [3, about.size, about.size]
+    taken = list(about.input_shape)
     if taken != list(source.shape):
         raise ValueError(
             f"the teacher {origin} takes inputs of shape {taken}, and these data have {list(source.shape)}: "
