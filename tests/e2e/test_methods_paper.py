@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from dicedist import evaluate, paper, train
+from dicedist import evaluate, paper, show, train
 from dicedist.cluster.signals import Stopped
 from dicedist.config import choices_of, compose, compose_config, flatten
 from dicedist.config.cells import read_cells
@@ -281,6 +281,7 @@ def test_the_student_is_measured_alone(tmp_path, capsys):
     assert result["student"] == result["members"]["per_member"][2]
     assert {"accuracy", "nll", "ece"} <= result["student"].keys()
     assert result["redundancy"]["pairs"] == [[0, 1]]  # the teachers
+    show.run([str(tmp_path / "tiny")])
     assert "member 2, the student" in capsys.readouterr().out
     saved = {path.stem for path in (tmp_path / "tiny" / "checkpoints").glob("*/*.safetensors")}
     assert saved == {"member-0", "member-1", "member-2", "trunk", "shared", "discriminator", "records"}

@@ -36,6 +36,12 @@ def network(name, size=32, **settings):
     return build(NetworkConfig(name, None, False, None, **settings), (3, size, size))
 
 
+def test_the_recipe_has_a_cheaper_discriminator_than_the_paper():
+    recipe, paper = (compose_config([f"recipe={name}", "data.size=32"]).redundancy for name in ("heads", "paper"))
+    assert (recipe.width, recipe.num_samples) < (paper.width, paper.num_samples)
+    assert recipe.num_steps == paper.num_steps
+
+
 def test_a_head_reads_the_features_of_the_whole_network():
     pytest.importorskip("timm")
     plain, headed = network("timm/test_resnet").eval(), network("timm/test_resnet", **HEAD).eval()

@@ -30,7 +30,8 @@ class Unsplit(Network):
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in ("trunk", "tail", "trunk_dim"):
-            points = f"network.split={' | '.join(split_points(self.body))}, or " if self.origin.library else ""
+            named = [point.removeprefix(INSIDE) for point in split_points(self.body)]
+            points = f"network.split={' | '.join(named)}, or " if self.origin.library else ""
             raise ValueError(
                 f"{self.name} has no split point: write {points}structure=net (and a method without gate), or a "
                 "network._target_ with trunk, tail and trunk_dim"
