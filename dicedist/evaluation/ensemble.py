@@ -282,18 +282,11 @@ class Ensemble(nn.Module):
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
 
-<<<<<<< HEAD
-        Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
-        are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
-        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. Unreadable files of
-        a folder are left out: `paths` of the answers lists the files that were read, `left_out` the others.
-=======
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, C] or [N, C, H, W], gray ones also
         [N, H, W]. Photos become gray if the ensemble reads one channel. Images of another size are scaled and cropped
         as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
-        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. In a folder, files
-        that cannot be read are left out: `paths` of the answers names those that are answered, `left_out` the others.
->>>>>>> shipping
+        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. Unreadable files of
+        a folder are left out: `paths` of the answers lists the files that were read, `left_out` the others.
         """
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)

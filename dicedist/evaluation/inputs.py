@@ -174,17 +174,12 @@ def to_batch(item: Any, about: About) -> Tensor:
     raise ValueError(f"an item of the list is a {type(item).__name__}: give {KINDS}")
 
 
-<<<<<<< HEAD
-def to_NHWC(array: NDArray[Any] | Tensor) -> Tensor:
-    """Return [N, H, W, 3] for a batch or one image; channels may come last or, as in torch, before the rows."""
-=======
 def to_NHWC(array: NDArray[Any] | Tensor, about: About) -> Tensor:
     """Return [N, H, W, C] of a batch or of one image; channels may stand last or, as torch has it, before the rows.
 
     Gray images may come without channels, as [N, H, W] or [H, W].
     """
     C = about.input_shape[0]
->>>>>>> shipping
     values = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if C == 1 and (values.ndim == 2 or values.ndim == 3 and 1 not in (values.shape[0], values.shape[2])):
         values = values[..., None]
@@ -198,11 +193,7 @@ def to_NHWC(array: NDArray[Any] | Tensor, about: About) -> Tensor:
         )
     if values.dtype != torch.uint8 and not values.is_floating_point():
         raise ValueError(f"images are {values.dtype}: give uint8 in 0..255 or floats in 0..1")
-<<<<<<< HEAD
     # If both fit (3 x 3 pixels), assume the usual layout: channels last for bytes, channels first for floats.
-=======
-    # Where both fit (3 x 3 pixels of RGB), bytes are taken as images and floats as tensors usually are.
->>>>>>> shipping
     return values if last and not (first and values.is_floating_point()) else values.permute(0, 2, 3, 1)
 
 
