@@ -162,7 +162,7 @@ def test_random_images_where_the_data_is_not(run, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(sources, "load", missing)
     export.run([f"run={run}", "format=safetensors", f"output={tmp_path / 'model'}"])
-    assert "random images, as shapes is not at hand" in capsys.readouterr().out
+    assert "random images, because shapes is not available" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("off", [1e-3, float("nan")])

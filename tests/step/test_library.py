@@ -201,7 +201,7 @@ def test_exported_files_answer_as_the_run(run, tmp_path):
         ("junk.pt2", "junk.pt2 is not an ensemble that dicedist.export wrote", {}),
         ("junk.safetensors", "junk.safetensors is not an ensemble that dicedist.export wrote", {}),
         ("lost.pt2", "lost.pt2: there is no such file", {}),
-        ("model.onnx", "is run by onnxruntime: load the run", {}),
+        ("model.onnx", "needs onnxruntime: load the run", {}),
         ("nothing", "nothing is not a run: it has no config.yaml", {}),
     ):
         with pytest.raises(ValueError, match=line):
