@@ -112,7 +112,6 @@ def fit(
     Examples:
         >>> settings = "data=shapes", "data.train_limit=32", "batch_size=16", "network=resnet8", "ensemble.size=2"
         >>> run = fit(*settings, "max_steps=2", "tracking=none", "run.name=tiny")  # doctest: +ELLIPSIS
-        torch prepares the images
         dice on shapes: 2 x resnet8 (net), one process on cpu...
         >>> run
         Run('runs/tiny')
