@@ -190,7 +190,7 @@ def measured(figure: Figure, results: Sequence[Mapping[str, Any]]) -> list[float
 def costs_of(cell: str) -> dict[str, float]:
     config = compose_config([f"experiment={cell}"])
     assert isinstance(config.ensemble.size, int)
-    plan = Plan.of(config, config.ensemble.size, (3, config.data.size, config.data.size))
+    plan = Plan.of(config, config.ensemble.size, config.data.image_shape)
     return cost(config, plan, num_classes=100 if config.data.name == "cifar100" else 10)
 
 

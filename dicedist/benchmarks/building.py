@@ -53,13 +53,13 @@ def placement_of(config: Config, num_ranks: int) -> Placement:
 def plan_of(config: Config) -> Plan:
     """Return the plan of a config with a fixed size, for images."""
     assert isinstance(config.ensemble.size, int)
-    return Plan.of(config, config.ensemble.size, (3, config.data.size, config.data.size))
+    return Plan.of(config, config.ensemble.size, config.data.image_shape)
 
 
 def build_step(config: Config, world: World, extent: Extent = EXTENT) -> tuple[Step, Trajectories]:
     """Return the step of this rank, and the trajectories of its members. All ranks call this."""
     method, placement = Method(config.method), placement_of(config, world.size)
-    plan = Plan.of(config, placement.num_members, (3, config.data.size, config.data.size))
+    plan = Plan.of(config, placement.num_members, config.data.image_shape)
     if TeacherLogits in method.probes:
         raise ValueError(f"method={method.name} needs a teacher, but bench loads none: choose another method")
     exchange = connect(config, method, plan, placement, world, extent.num_classes)
@@ -68,7 +68,7 @@ def build_step(config: Config, world: World, extent: Extent = EXTENT) -> tuple[S
 
 
 def random_batch(config: Config, device: torch.device) -> Batch:
-    images = torch.randn(config.batch_size, 3, config.data.size, config.data.size, device=device)
+    images = torch.randn(config.batch_size, *config.data.image_shape, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels_B = torch.randint(CLASSES, (config.batch_size,), device=device)
     return Batch(0, 0, len(labels_B), slice(None), labels_B, labels_B, 0, [images])

@@ -16,7 +16,7 @@ from torchvision import transforms
 
 from dicedist.cluster.devices import pick_device
 from dicedist.config import Config
-from dicedist.config.schema import DataConfig
+from dicedist.config.schema import RGB, DataConfig
 from dicedist.data import sources, uses_dali
 from dicedist.data.augmentation import padding
 from dicedist.data.pipeline import Loader
@@ -30,6 +30,10 @@ def data(config: Config) -> list[dict[str, Any]]:
     if config.data.name in ("files", "shards"):
         raise ValueError(
             f"bench data measures images in memory: write bench files data=files data.root={config.data.root}"
+        )
+    if config.data.channels != RGB:
+        raise ValueError(
+            f"bench data compares with torchvision's RGB images: leave data.channels={config.data.channels} out"
         )
     source = sources.load(config.data)
     return [row for threads in (1, 2) for row in throughput(source, config, threads)]

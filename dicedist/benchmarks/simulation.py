@@ -145,7 +145,7 @@ def sums(config: Config, times: Assumed, placement: Placement, node_of: Sequence
 
 
 def plan_of(config: Config, num_members: int) -> Plan:
-    return Plan.of(config, num_members, (3, config.data.size, config.data.size))
+    return Plan.of(config, num_members, config.data.image_shape)
 
 
 def weights_of_w(config: Config, num_members: int) -> int:

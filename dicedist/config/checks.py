@@ -12,6 +12,7 @@ from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
     NOISES,
+    RGB,
     TRACKERS,
     Config,
     DataConfig,
@@ -27,9 +28,11 @@ OWN_IMAGES = {  # data set of the user's own images -> what to write for data.ro
     "folder": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg",
     "files": "FOLDER that holds <class>/*.jpg, or train/<class>/*.jpg and test/<class>/*.jpg, or a list .csv of path, "
     "label and split",
+    "arrays": "FILE.npz that holds images and labels, or a FOLDER with train.npz and test.npz",
     "own": "",
     "shards": "FOLDER, s3://... or http://... that holds train-*.tar and test-*.tar",
 }
+IMAGE_FILES = ("folder", "files", "shards")
 
 
 def is_number(value: Any) -> bool:
@@ -254,6 +257,8 @@ def check_data(data: DataConfig) -> None:
     size = 8 if data.name == "scans" else 32
     if data.name not in OWN_IMAGES and data.size != size:
         raise ValueError(f"data.size={data.size}: images of {data.name} have {size} pixels, write data.size={size}")
+    if data.channels != RGB:
+        check_channels(data)
     if data.name == "vectors" and not data.root:
         raise ValueError("data=vectors: write data.root=FILE (.npz, .safetensors, .csv, .parquet), or a FOLDER of such")
     if (data._target_ is None) == (data.name == "own"):
@@ -262,6 +267,19 @@ def check_data(data: DataConfig) -> None:
         raise ValueError(f"data.split=given: only data=own has a validation set of its own, {data.name} does not")
     if OWN_IMAGES.get(data.name) and not data.root:
         raise ValueError(f"data={data.name}: write data.root={OWN_IMAGES[data.name]}")
+
+
+def check_channels(data: DataConfig) -> None:
+    """Check a number of channels other than three, which not every source, augmentation and decoder can have."""
+    asked = f"data.channels={data.channels}"
+    if data.name not in OWN_IMAGES:
+        raise ValueError(f"{asked}: images of {data.name} have {RGB} channels, leave data.channels out")
+    if data.name in IMAGE_FILES and data.channels != 1:
+        raise ValueError(f"{asked}: image files have 1 or {RGB} channels, write data=arrays or data=own for others")
+    if colored := [name for name in data.augmentations if name in ("jitter", "trivial")]:
+        raise ValueError(f"{asked}: data.augment={colored[0]} changes the colors of RGB images, leave it out")
+    if data.pipeline == "dali":
+        raise ValueError(f"{asked}: DALI reads {RGB} channels here, write data.pipeline=torch")
 
 
 def check_network(network: NetworkConfig) -> None:

@@ -36,10 +36,10 @@ class Plan:
     @classmethod
     def of_older(cls, config: Config) -> Self:
         """Return the plan of a run of an earlier version, whose config holds the resolved values."""
-        size, inputs, side = config.ensemble.size, config.network.inputs, config.data.size
+        size, inputs = config.ensemble.size, config.network.inputs
         if not isinstance(size, int):
             raise ValueError(f"ensemble.size={size}, where a run has a number: its config or its plan is damaged")
-        plan = cls.of(config, size, (3, side, side) if inputs is None else (inputs,))
+        plan = cls.of(config, size, config.data.image_shape if inputs is None else (inputs,))
         digests = {"weights_sha256": config.network.sha256, "teacher_sha256": config.teacher.sha256}
         return cls(**{**asdict(plan), **digests})
 

@@ -90,6 +90,6 @@ class ExportRequest(EnsembleRequest):
         "pt2: torch.export | onnx | safetensors; null: by the ending of output, else pt2", choices=(*FORMATS, None)
     )
     images: str = key(
-        "what the graph takes. uint8: [N, H, W, 3] | float: [N, 3, H, W] in 0..1", choices=("uint8", "float")
+        "what the graph takes. uint8: [N, H, W, C] | float: [N, C, H, W] in 0..1", choices=("uint8", "float")
     )
     output: str | None = key("a file; null: in the run, by the names of its members")

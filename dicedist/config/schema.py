@@ -17,7 +17,8 @@ AUGMENTATIONS = ("crop", "flip", "cutout", "jitter", "trivial", "erase")
 AUGMENTS: dict[str, tuple[str, ...]] = {"basic": ("crop", "flip"), "none": (), "cutout": ("crop", "flip", "cutout")}
 NOISES = ("predicted", "one", "none")
 OPTIMIZERS = ("sgd", "adamw", "adam")
-LARGEST_SIZE = 4096  # pixels of a side: somebody else's config must not fill the memory
+RGB = 3  # channels of a color image
+LARGEST_SIZE, MOST_CHANNELS = 4096, 1024  # of an image: somebody else's config must not fill the memory
 OOD_SCORES = ("knn", "max_softmax", "entropy", "mutual_information", "max_logit", "energy", "w_only", "dice_x_w")
 RATES = ("step", "knots", "linear", "cosine", "onecycle", "constant")
 TRACKERS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name -> title
@@ -67,7 +68,8 @@ class Frozen:
 @dataclass
 class DataConfig(Frozen):
     name: str = key(
-        "cifar10 | cifar100 | folder | files | shards | own | shapes | scans | vectors | digits | wine | breast_cancer"
+        "cifar10 | cifar100 | folder | files | shards | arrays | own | shapes | scans | vectors | digits | wine | "
+        "breast_cancer"
     )
     root: str | None = key("null: $DICEDIST_DATA, else ~/.cache/dicedist", scope=Scope.NODE)
     _target_: str | None = key("own: your Dataset class, e.g. my.module.Leaves, called with (split, data.root)")
@@ -92,6 +94,9 @@ class DataConfig(Frozen):
     )
     test_limit: int | None = key("use only so many test images; null: all", at_least=1)
     size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
+    channels: int = key(
+        "of an image: 3, RGB | 1, gray | any other number: of arrays and data=own", at_least=1, at_most=MOST_CHANNELS
+    )
     augment: Any = key(
         "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
         "trivial (TrivialAugment), erase"
@@ -108,9 +113,14 @@ class DataConfig(Frozen):
     num_threads: int = key("that decode and augment images, on each rank", at_least=1, scope=Scope.NODE)
     on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
     cache_gb: float = key("shards: the most that is downloaded from s3:// or http://", above=0, scope=Scope.NODE)
-    test_fraction: float = key("vectors, folder, files: share of each class for the test set, if the data has none")
+    test_fraction: float = key("vectors and own images: share of each class for the test set, if the data has none")
     label_column: str = key("vectors: the column of a table that names the class")
     noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardized")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape of one image, as a network sees it."""
+        return self.channels, self.size, self.size
 
     @property
     def augmentations(self) -> tuple[str, ...]:

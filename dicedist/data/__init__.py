@@ -3,14 +3,17 @@
 import functools
 import logging
 
-from dicedist.config.schema import DataConfig
+from dicedist.config.schema import RGB, DataConfig
 
 log = logging.getLogger(__name__)
 
 
 def uses_dali(config: DataConfig) -> bool:
-    """Return whether DALI may decode and augment images: yes if it can be imported, unless data.pipeline=torch."""
-    if config.pipeline == "torch":
+    """Return whether DALI may decode and augment images: yes if it can be imported, unless data.pipeline=torch.
+
+    It reads three channels; torch reads any number.
+    """
+    if config.pipeline == "torch" or config.channels != RGB:
         return False
     obstacle = _dali_obstacle()
     if obstacle and config.pipeline == "dali":

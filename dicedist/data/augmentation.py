@@ -6,7 +6,7 @@
 Numbers are drawn from generators keyed by (seed, purpose, epoch, step, member), always for the whole batch: a replica
 takes its rows of them.
 
-Legend: B batch, C colors, H rows, W columns, V values of a vector; a box is (left, top, width, height).
+Legend: B batch, C channels, H rows, W columns, V values of a vector; a box is (left, top, width, height).
 """
 
 import math
@@ -97,7 +97,8 @@ def crop_and_flip(bordered_NHWC: Tensor, places_BX: Tensor) -> Tensor:
     """Crop and flip with a single gather of pixels."""
     lines_BH, columns_BW = places_BX.chunk(2, 1)
     pixels_BHW = lines_BH[:, :, None] + columns_BW[:, None, :]
-    return bordered_NHWC.view(-1, 3).index_select(0, pixels_BHW.flatten()).view(*pixels_BHW.shape, 3)
+    channels = bordered_NHWC.shape[3]
+    return bordered_NHWC.view(-1, channels).index_select(0, pixels_BHW.flatten()).view(*pixels_BHW.shape, channels)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

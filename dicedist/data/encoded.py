@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
-from dicedist.data.images import ORIENTATION, as_rgb, decode_file, moments, open_image, shrink_and_crop
+from dicedist.data.images import ORIENTATION, decode_file, moments, open_image, shrink_and_crop, upright
 from dicedist.data.prepared import NewArray, Prepared
 from dicedist.data.reading import MEASURED, reason, shown
 
@@ -49,10 +49,11 @@ class Encoded:
     bytes_R: NDArray[np.int64]
     checksums_R: NDArray[np.uint32]  # of the whole files
     size: int  # S, of the views
+    channels: int
     threads: ThreadPoolExecutor
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
-        """Return the images as evaluation sees them, uint8 [B, S, S, 3]: like index_select of an array of images."""
+        """Return the images as evaluation sees them, uint8 [B, S, S, C]: like index_select of an array of images."""
         assert dim == 0
         decoded = self.threads.map(lambda row: self.decoded(row, None), rows_B.tolist())
         return torch.from_numpy(np.stack(list(decoded)))
@@ -83,7 +84,7 @@ class Encoded:
             left, top, width, height = box
             return image.crop((left, top, left + width, top + height))
 
-        image = decode_file(io.BytesIO(self.read(row)), self.size, cut)
+        image = decode_file(io.BytesIO(self.read(row)), self.size, cut, self.channels)
         if isinstance(image, str):
             raise ValueError(f"{self.name(row)} cannot be decoded ({image}), though its head could be read: remove it")
         return image
@@ -94,7 +95,7 @@ class Encoded:
         if not self.plain_R[row]:
             plain = io.BytesIO()
             with Image.open(io.BytesIO(data)) as opened:
-                as_rgb(opened).save(plain, "PPM")
+                upright(opened, self.channels).save(plain, "PPM")
             data = plain.getvalue()
         return np.frombuffer(data, np.uint8)
 
@@ -103,7 +104,7 @@ def open_listed(prepared: Prepared, split: str, config: DataConfig, folder: Path
     columns = ("sizes", "plain", "bytes", "checksums")
     sizes_R2, plain_R, bytes_R, checksums_R = (prepared.array(f"{split}_{of}") for of in columns)
     threads = ThreadPoolExecutor(config.num_threads)
-    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, checksums_R, config.size, threads)
+    return Encoded(folder, files, sizes_R2, plain_R, bytes_R, checksums_R, config.size, config.channels, threads)
 
 
 Listing = tuple[Sequence[int], Sequence[int], Files]  # labels, numbers of bytes, and the files themselves
@@ -132,7 +133,8 @@ def index(
                 # What is damaged in the middle of a file shows only here, where it is decoded.
                 good = [row for row in range(number) if row not in corrupt]
                 chosen = good[:: max(1, -(-len(good) // MEASURED))]
-                decoded = threads.map(lambda row: decode_file(io.BytesIO(files.read(row)), config.size), chosen)  # noqa: B023
+                decode = partial(decode_file, size=config.size, channels=config.channels)
+                decoded = threads.map(lambda row: decode(io.BytesIO(files.read(row))), chosen)  # noqa: B023
                 views = dict(zip(chosen, decoded, strict=True))
                 corrupt |= {row: view for row, view in views.items() if isinstance(view, str)}
                 about["mean"], about["std"] = moments(view for view in views.values() if not isinstance(view, str))

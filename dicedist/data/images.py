@@ -1,4 +1,4 @@
-"""One image in PIL: refused or opened, made upright and RGB, brought to a square."""
+"""One image in PIL: refused or opened, made upright and gray or RGB, brought to a square."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -15,6 +15,7 @@ from dicedist.data.reading import reason
 ORIENTATION = 0x0112  # the EXIF tag
 MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # of an image that is decoded
 Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
+MODES = {1: "L", 3: "RGB"}  # channels of an image file -> the name that PIL has for them
 
 
 def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
@@ -28,11 +29,14 @@ def crop(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def decode_file(file: Path | io.BytesIO, size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8] | str:
-    """Return the image as uint8 [size, size, 3], or the reason why it cannot be decoded."""
+def decode_file(
+    file: Path | io.BytesIO, size: int, fit: Fit = shrink_and_crop, channels: int = 3
+) -> NDArray[np.uint8] | str:
+    """Return the image as uint8 [size, size, C], or the reason why it cannot be decoded."""
+    refuse_channels(channels)
     try:
         with open_image(file) as image:
-            return np.array(fit(as_rgb(image), size))  # a copy: torch warns about memory that cannot be written
+            return fit_image(image, size, channels, fit)
     except Exception as error:  # a damaged file makes PIL raise anything, from SyntaxError to struct.error
         return reason(error)
 
@@ -52,28 +56,46 @@ def open_image(file: Path | io.BytesIO) -> Image.Image:
     return image
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Return the image itself where it is upright and RGB already: a copy would take as long as a crop."""
+def refuse_channels(channels: int) -> None:
+    if channels not in MODES:
+        raise ValueError(f"image files have 1 or 3 channels, not {channels}: give arrays [N, H, W, {channels}]")
+
+
+def fit_image(image: Image.Image, size: int, channels: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8]:
+    """Return uint8 [size, size, C] with one or three channels, in memory that can be written, as torch wants it."""
+    return np.atleast_3d(np.array(fit(upright(image, channels), size)))
+
+
+def fit_array(image_HWC: NDArray[np.uint8], size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8]:
+    """Return uint8 [size, size, C]. PIL knows three channels, or each by itself, and resizes both alike."""
+    bands = [image_HWC] if image_HWC.shape[2] == 3 else np.moveaxis(image_HWC, 2, 0)
+    return np.dstack([np.asarray(fit(Image.fromarray(np.ascontiguousarray(band)), size)) for band in bands])
+
+
+def upright(image: Image.Image, channels: int) -> Image.Image:
+    """Return the image itself if it is upright and gray or RGB already: a copy would take as long as a crop."""
+    refuse_channels(channels)
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # convert() would clip the 16 bits to 8 instead of scaling them
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return image if image.mode == MODES[channels] else image.convert(MODES[channels])
 
 
 def resized(pixels_HWC: Tensor, size: int) -> Tensor:
-    """uint8 [H, W, 3] -> [size, size, 3], as PIL's bilinear resize to one level of 255, four times as fast."""
+    """uint8 [H, W, C] -> [size, size, C], as PIL's bilinear resize to one level of 255, four times as fast."""
     image_1CHW = pixels_HWC[None].permute(0, 3, 1, 2)  # channels_last, as only the batch in front makes it
     square_1CHW = torch.nn.functional.interpolate(image_1CHW, (size, size), mode="bilinear", antialias=True)
     return square_1CHW.permute(0, 2, 3, 1)[0]
 
 
 def moments(blocks: Iterable[NDArray[np.uint8]]) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation per color over images [..., 3], scaled to 0..1."""
+    """Return mean and standard deviation per channel over images [..., C], scaled to 0..1."""
     values = np.arange(256) / 255
-    counts = np.zeros((3, 256))
+    counts = np.zeros((1, 256))
     for block in blocks:
-        counts += [np.bincount(block[..., color].ravel(), minlength=256) for color in range(3)]
+        channels = range(block.shape[-1])
+        counts = counts + [np.bincount(block[..., channel].ravel(), minlength=256) for channel in channels]
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     mean = shares @ values
     std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))

@@ -17,8 +17,9 @@ from torch import Tensor
 from dicedist.cluster.placement import REPORTER
 from dicedist.cluster.process import this_rank
 from dicedist.config import nearest
+from dicedist.config.schema import RGB
 from dicedist.data.duplicates import warn_of_overlap
-from dicedist.data.images import crop, shrink_and_crop
+from dicedist.data.images import crop, fit_array, shrink_and_crop
 from dicedist.data.prepared import home
 from dicedist.data.sets.cifar import FOLDERS, prepare_cifar
 from dicedist.data.sets.folder import decode_sound, find_images
@@ -42,7 +43,7 @@ USUAL = {  # where the published files and ODIN's archives put the images
 def load_ood(
     sets: Mapping[str, str | Tensor | None], in_distribution: Source, root: str | Path | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return name -> uint8 images [N, H, W, 3] of the model's input size, or vectors, and a line for each missing set.
+    """Return name -> uint8 images [N, H, W, C] of the model's input size, or vectors, and a line for each missing set.
 
     sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood. Of a
     model of vectors, a file as data=vectors reads it.
@@ -57,6 +58,9 @@ def load_ood(
             continue
         if name == in_distribution.name and not given:
             raise ValueError(f"ood.sets.{name}: the model was trained on {name}, remove it from ood.sets")
+        if not given and in_distribution.kind == "images" and in_distribution.shape[0] != RGB:
+            missing.append(f"{name}: sets are looked up for RGB models, write ood.sets.{name}=FOLDER_OR_NPZ")
+            continue
         path = Path(given).expanduser() if given else look_up(name, root, in_distribution.name)
         if path is None or not path.exists():
             missing.append(f"{name}: {advice(name, path, root)}")
@@ -65,7 +69,7 @@ def load_ood(
         if in_distribution.kind == "vectors":
             found[name] = vectors_from(path, in_distribution.shape[0], in_distribution.columns)
         else:
-            found[name] = torch.from_numpy(read(name, path, in_distribution.size))
+            found[name] = torch.from_numpy(read(name, path, in_distribution.size, in_distribution.shape[0]))
             test_NHWC = in_distribution.test.inputs_R
             if isinstance(test_NHWC, Tensor) and torch.equal(found[name], test_NHWC):
                 raise ValueError(f"ood.sets.{name}: {path} is the test set of {in_distribution.name} itself")
@@ -74,10 +78,12 @@ def load_ood(
     return found, missing
 
 
-def refuse_unreadable(sets: Mapping[str, str | None], width: int | None, columns: Sequence[str] | None = None) -> None:
+def refuse_unreadable(
+    sets: Mapping[str, str | None], input_shape: tuple[int, ...], columns: Sequence[str] | None = None
+) -> None:
     """Refuse sets that the user names and that cannot be read, before work begins.
 
-    width, columns: of the vectors that the model takes, and their names if known; None for images.
+    columns: the names of the values of the vectors that the model takes, if known; None for images.
     """
     for name, given in sets.items():
         path = Path(given).expanduser() if given else None
@@ -85,12 +91,12 @@ def refuse_unreadable(sets: Mapping[str, str | None], width: int | None, columns
             continue
         if not path.exists():
             raise ValueError(f"ood.sets.{name}={given}: there is no such file or folder")
-        if width is not None:
-            vectors_from(path, width, columns)
+        if len(input_shape) == 1:
+            vectors_from(path, input_shape[0], columns)
         elif path.suffix not in ARRAYS:
             raise ValueError(f"ood.sets.{name}={given}: write a folder of images, or a file {' or '.join(ARRAYS)}")
         elif path.suffix != ".mat":
-            read_array(path)
+            read_array(path, input_shape[0])
 
 
 def look_up(name: str, root: Path, learnt: str) -> Path | None:
@@ -111,23 +117,25 @@ def advice(name: str, path: Path | None, root: Path) -> str:
     return f"put {usual}ood/{name}.npz into {root}, or write ood.sets.{name}=FOLDER_OR_NPZ"
 
 
-def read(name: str, path: Path, size: int) -> NDArray[np.uint8]:
+def read(name: str, path: Path, size: int, channels: int) -> NDArray[np.uint8]:
     fit = crop_unless_small if name.endswith("_crop") else squash
     if path.is_dir() and path.name == FOLDERS.get(name):
         images_NHWC = prepare_cifar(name, path.parent, download=False).array("test_images")
     elif path.is_dir():
-        return decode_sound(path, find_images(path), size, fit)[0]
+        return decode_sound(path, find_images(path), size, channels, fit)[0]
     elif path.suffix == ".txt":
         names = [line.rpartition(" ")[0] for line in path.read_text("utf-8").splitlines() if line]
         files = [path.parents[2] / OPENOOD_IMAGES / name for name in names]
-        return decode_sound(path, files, size, shrink_and_crop)[0]
+        return decode_sound(path, files, size, channels, shrink_and_crop)[0]
     elif path.suffix == ".mat":
         images_NHWC = read_svhn(path)
     else:
-        images_NHWC = read_array(path)
+        images_NHWC = read_array(path, channels)
+    if images_NHWC.shape[3] != channels:
+        raise ValueError(f"ood.sets.{name}: {path} holds RGB images, and the model reads {channels} channels")
     if images_NHWC.shape[1:3] == (size, size):
         return images_NHWC
-    return np.stack([np.asarray(fit(Image.fromarray(image), size)) for image in images_NHWC])
+    return np.stack([fit_array(image, size, fit) for image in images_NHWC])
 
 
 def vectors_from(path: Path, width: int, columns: Sequence[str] | None) -> Tensor:
@@ -138,8 +146,8 @@ def vectors_from(path: Path, width: int, columns: Sequence[str] | None) -> Tenso
     return torch.from_numpy(vectors_NV)
 
 
-def read_array(path: Path) -> NDArray[np.uint8]:
-    """Read a .npy, or the array `images` of an .npz."""
+def read_array(path: Path, channels: int) -> NDArray[np.uint8]:
+    """Read images [N, H, W, C] from a .npy, or the array `images` of an .npz; gray ones may be [N, H, W]."""
     try:
         if not path.is_file():
             raise ValueError("not a plain file")  # a pipe would never end
@@ -147,8 +155,10 @@ def read_array(path: Path) -> NDArray[np.uint8]:
         images_NHWC = loaded if isinstance(loaded, np.ndarray) else loaded["images"]
     except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
         raise ValueError(f"{path}: not an .npz with an array `images`, nor a .npy") from error
-    if images_NHWC.dtype != np.uint8 or images_NHWC.ndim != 4 or images_NHWC.shape[3] != 3 or not images_NHWC.size:
-        raise ValueError(f"{path}: images are {images_NHWC.dtype} {images_NHWC.shape}, write uint8 [N, H, W, 3]")
+    kind, shape = images_NHWC.dtype, images_NHWC.shape
+    images_NHWC = images_NHWC[..., None] if images_NHWC.ndim == 3 else images_NHWC
+    if kind != np.uint8 or images_NHWC.ndim != 4 or images_NHWC.shape[3] != channels or not images_NHWC.size:
+        raise ValueError(f"{path}: images are {kind} {shape}, write uint8 [N, H, W, {channels}]")
     return images_NHWC
 
 

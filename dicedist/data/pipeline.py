@@ -6,7 +6,7 @@
 
 Both pipelines compute the same views, up to float rounding. Vectors are only normalized.
 
-Legend: B batch, H rows, W columns, C colors, V values of a vector.
+Legend: B batch, H rows, W columns, C channels, V values of a vector.
 """
 
 import contextlib
@@ -181,7 +181,9 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
 def fits(source: Source) -> bool:
     """Tell if all images may stay on a GPU: they are in memory, and few enough with their borders."""
     images, side = source.train.inputs_R, source.size + 2 * padding(source.size)
-    return source.kind == "images" and isinstance(images, Tensor) and 3 * len(images) * side**2 <= RESIDENT
+    return (
+        source.kind == "images" and isinstance(images, Tensor) and source.shape[0] * len(images) * side**2 <= RESIDENT
+    )
 
 
 class Unchanged:
@@ -235,7 +237,7 @@ class TorchPipeline:
         return self.normalize(crop_and_flip(bordered, taken))
 
     def view_of_boxes(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
-        """Fit decoded boxes [h, w, 3] one after another: an image fits into the cache, a batch does not."""
+        """Fit decoded boxes [h, w, C] one after another: an image fits into the cache, a batch does not."""
         squares = zip((resized(box_HWC, self.size) for box_HWC in boxes), drawn.flips_B.tolist(), strict=True)
         flipped = [square.flip(1) if flip else square for square, flip in squares]
         return self.normalize(to_device(torch.stack(flipped), self.device))

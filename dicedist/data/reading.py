@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dicedist.algorithm.randomness import generator
 from dicedist.cluster.heartbeat import advance
-from dicedist.config.schema import DataConfig
+from dicedist.config.schema import RGB, DataConfig
 from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
 
@@ -34,6 +34,11 @@ def for_test(labels_N: NDArray[np.int64], config: DataConfig) -> NDArray[np.bool
         of_class = order_N[labels_N[order_N] == label]
         is_test_N[of_class[: round(config.test_fraction * len(of_class))]] = True
     return is_test_N
+
+
+def other_channels(config: DataConfig) -> tuple[int, ...]:
+    """Return the setting that names prepared images; empty for RGB, which earlier versions named without it."""
+    return () if config.channels == RGB else (config.channels,)
 
 
 def shown(items: Iterable[Item], total: int, noun: str, first: int = 0) -> Iterator[Item]:

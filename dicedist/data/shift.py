@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dicedist.cluster.heartbeat import advance
+from dicedist.config.schema import RGB
 from dicedist.data.corruptions import BLOCK, CORRUPTIONS, EXTRA, SEVERITIES, corrupt
 from dicedist.data.images import shrink_and_crop
 from dicedist.data.prepared import NewArray, home, prepare
@@ -46,6 +47,8 @@ def open_shift(
     refuse_severities(severities)
     if source.kind != "images":
         raise ValueError(f"shift={kind}: only images can be shifted so, and the run learned {source.kind}")
+    if kind in (*KINDS, OFFICIAL) and source.shape[0] != RGB:
+        raise ValueError(f"shift={kind}: it is made for RGB, and the run learned images of {source.shape[0]} channels")
     levels = sorted(set(severities))
     if kind == OFFICIAL:
         return official(levels, limit, source, Path(root).expanduser() if root else home())
@@ -70,7 +73,7 @@ def corrupted(clean: Split, name: str, severity: int, source: Source) -> Split:
     """Corrupt once, and keep the result with the other prepared images."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
-        out_NHWC = new_array("images", (len(clean), source.size, source.size, 3), np.uint8)
+        out_NHWC = new_array("images", (len(clean), source.size, source.size, RGB), np.uint8)
         for start in range(0, len(clean), 8 * BLOCK):
             rows_B = torch.arange(start, min(start + 8 * BLOCK, len(clean)))
             out_NHWC[rows_B.numpy()] = corrupt(clean.take(rows_B).numpy(), name, severity, start)
@@ -123,6 +126,7 @@ def labeled(folder: Path, source: Source) -> Split:
     if unknown := sorted(set(class_names) - set(source.class_names)):
         known = ", ".join(source.class_names[:5])
         raise ValueError(f"shift={folder}: {unknown[0]} is no class of the run ({known}, ...)")
-    images_NHWC, kept = decode_sound(folder, [folder / path for path, _ in found], source.size, shrink_and_crop)
+    channels, size, _ = source.shape
+    images_NHWC, kept = decode_sound(folder, [folder / path for path, _ in found], size, channels, shrink_and_crop)
     labels = [source.class_names.index(class_names[found[place][1]]) for place in kept]
     return Split(torch.from_numpy(images_NHWC), torch.tensor(labels))

@@ -1,6 +1,6 @@
 """The inputs (images or vectors) and labels of a run: train, validation and test, by name.
 
-Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C colors, V values of a vector.
+Legend: R inputs that the files hold, N inputs of a split, H rows, W columns, C channels, V values of a vector.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class Reads(Protocol):
 class Source:
     name: str
     class_names: list[str]
-    mean: tuple[float, ...]  # of each color, for images scaled to 0..1; of each value of a vector
+    mean: tuple[float, ...]  # of each channel, for images scaled to 0..1; of each value of a vector
     std: tuple[float, ...]
     size: int  # pixels of a side
     train: Split
@@ -97,7 +97,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, as a network sees it."""
-        return (len(self.mean),) if self.kind == VECTORS else (3, self.size, self.size)
+        return (len(self.mean),) if self.kind == VECTORS else (len(self.mean), self.size, self.size)
 
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_origin
 
-from dicedist.config.schema import AVERAGES, LARGEST_SIZE, OOD_SCORES, NetworkConfig
+from dicedist.config.schema import AVERAGES, LARGEST_SIZE, MOST_CHANNELS, OOD_SCORES, NetworkConfig
 from dicedist.data.sources import Source
 
 VECTORS = "vectors"
@@ -29,10 +29,10 @@ class About:
     compared: list[int]  # indices into `members`: the members that w compares; empty without w
     conditional: bool  # w reads the class
     class_names: list[str]
-    mean: list[float]  # of images scaled to 0..1, or of each value of a vector
+    mean: list[float]  # of each channel of images scaled to 0..1, or of each value of a vector
     std: list[float]
     size: int  # pixels of a side
-    images: str  # uint8 [N, H, W, 3] | float [N, 3, H, W] in 0..1 | vectors: float [N, V]
+    images: str  # uint8 [N, H, W, C] | float [N, C, H, W] in 0..1 | vectors: float [N, V]
     average: str  # logits | probabilities
     temperature: float
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
@@ -68,6 +68,11 @@ class About:
         return about
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, as a network sees it."""
+        return (len(self.mean),) if self.images == VECTORS else (len(self.mean), self.size, self.size)
+
+    @property
     def is_consistent(self) -> bool:
         """Return whether the values, whose types are right, are consistent."""
         options, width = self.options or {}, len(self.mean)
@@ -75,7 +80,8 @@ class About:
             0 < len(self.members) == len(self.networks)
             and all(place in range(len(self.members)) for place in self.compared)
             and all(deviation > 0 for deviation in self.std)
-            and width == len(self.std) == (width if self.images == VECTORS else 3) > 0
+            and width == len(self.std) > 0
+            and (self.images == VECTORS or width <= MOST_CHANNELS)
             and 0 < self.size <= LARGEST_SIZE
             and self.images in ("uint8", "float", VECTORS)
             and self.average in AVERAGES

@@ -51,9 +51,10 @@ def write(about: About, name: str, run: Evaluated | None) -> str:
 
 def heading(about: About, name: str) -> str:
     kinds = ", ".join(sorted({plain(network) for network in about.networks}))
-    inputs = f"Inputs are images of {about.size} x {about.size} pixels: {plain(about.preparation)}."
+    width, side = len(about.mean), about.size
+    inputs = f"Inputs are images of {side} x {side} pixels and {width} channels: {plain(about.preparation)}."
     if about.images == VECTORS:
-        inputs = f"Inputs are vectors of {len(about.mean)} numbers."
+        inputs = f"Inputs are vectors of {width} numbers."
     trusted = f", trusted=True)  # imports and runs {plain(about.target)}" if about.target else ")"
     classes = ", ".join(plain(label) for label in about.class_names[:NAMED_CLASSES])
     others = len(about.class_names) - NAMED_CLASSES

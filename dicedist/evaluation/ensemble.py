@@ -4,7 +4,7 @@ An ensemble holds only what inference needs: the members without bottleneck, w w
 and a bank of training features for the OOD score. A shard is the part of an ensemble that one rank evaluates: some of
 the members, with their bottlenecks.
 
-Legend: M members, N inputs, H rows, W columns, C colors, D features, K classes, P pairs of members,
+Legend: M members, N inputs, H rows, W columns, C channels, D features, K classes, P pairs of members,
 R training inputs in the bank, V values of a vector.
 
 A member has a number in its run. Its place is its index in `about.members`. nth is its index among the modules of a
@@ -29,7 +29,7 @@ from dicedist.algorithm.member import Bottleneck
 from dicedist.algorithm.messages import Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.parts import Hosted
-from dicedist.config.schema import NetworkConfig
+from dicedist.config.schema import MOST_CHANNELS, NetworkConfig
 from dicedist.config.targets import name_of, resolve, standing_for
 from dicedist.evaluation import inputs
 from dicedist.evaluation.about import VECTORS, About
@@ -143,8 +143,9 @@ class Ensemble(nn.Module):
     ) -> "Ensemble":
         """Build an ensemble of copies of networks that were trained elsewhere.
 
-        Each maps images [N, 3, size, size], scaled to 0..1 and then normalized by mean and std, to logits [N, K].
-        class_names may be the number of classes. Without w, the OOD score is the largest probability.
+        Each maps images [N, C, size, size], scaled to 0..1 and then normalized by mean and std, to logits [N, K].
+        mean and std have a number for each of the C channels. class_names may be the number of classes. Without w, the
+        OOD score is the largest probability.
         """
         members = list(members)
         for number, member in enumerate(members):
@@ -170,9 +171,10 @@ class Ensemble(nn.Module):
         if not about.temperature > 0:
             raise ValueError(f"temperature={about.temperature}: write a number above 0")
         for name, values in (("mean", about.mean), ("std", about.std)):
-            if len(values) != 3 or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
-                raise ValueError(f"{name}={tuple(values)}: give one number for each of 3 colors, a std above 0")
-        black = torch.zeros(2, 3, about.size, about.size, device=next(self.encoders.parameters()).device)
+            fits = 0 < len(values) == len(about.mean) <= MOST_CHANNELS
+            if not fits or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
+                raise ValueError(f"{name}={tuple(values)}: give one number for each channel, a std above 0")
+        black = torch.zeros(2, *about.input_shape, device=next(self.encoders.parameters()).device)
         for number, member in enumerate(self.encoders):
             try:
                 shape = list(member(black).shape)
@@ -280,8 +282,9 @@ class Ensemble(nn.Module):
     def predict(self, images: Any, batch_size: int = BATCH) -> Prediction:
         """Predict PIL images, arrays, tensors or paths, one or a list of them, or a folder of images.
 
-        Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, 3] or [N, 3, H, W]. Images of another size
-        are scaled and cropped as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
+        Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, C] or [N, C, H, W], gray ones also
+        [N, H, W]. Photos become gray if the ensemble reads one channel. Images of another size are scaled and cropped
+        as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
         An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. Unreadable files of
         a folder are left out: `paths` of the answers lists the files that were read, `left_out` the others.
         """
@@ -459,8 +462,7 @@ def build_members(about: About, trusted: bool, places: Sequence[int]) -> tuple[n
 
     def network(name: str) -> Network:
         named = NetworkConfig(name, about.target, trusted, per_member=None)
-        shape = (len(about.mean),) if about.images == VECTORS else (3, about.size, about.size)
-        return networks.build(replace(named, **(about.options or {})), shape)
+        return networks.build(replace(named, **(about.options or {})), about.input_shape)
 
     if about.gives_logits and about.target is not None:
         made = [resolve("network", about.target, trusted)() for _ in places]
@@ -509,7 +511,7 @@ def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> boo
     asked = [options.get(name) or 0 for name in ("width", "feature_dim")]
     asked += [value for size in sizes for value in (size["features"], size["classes"], *(size.get("map") or ()))]
     if "mlp" in about.networks and about.images != VECTORS:
-        asked.append(3 * about.size**2)
+        asked.append(math.prod(about.input_shape))
     return max(num_members, options.get("depth") or 0) > len(weights) or max(asked) > widest
 
 

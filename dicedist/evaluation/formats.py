@@ -46,7 +46,8 @@ def random_inputs(about: About) -> Tensor:
     draws = generator("cpu", 0, "export")
     if about.images == VECTORS:
         return torch.randn(CHECKED_ON, len(about.mean), generator=draws)
-    images_NHWC = torch.randint(256, (CHECKED_ON, about.size, about.size, 3), dtype=torch.uint8, generator=draws)
+    channels, size, _ = about.input_shape
+    images_NHWC = torch.randint(256, (CHECKED_ON, size, size, channels), dtype=torch.uint8, generator=draws)
     return images_NHWC if about.images == "uint8" else images_NHWC.permute(0, 3, 1, 2) / 255
 
 

@@ -1,6 +1,6 @@
 """Convert a user's inputs (images, arrays, tensors, files) to the form that the ensemble takes.
 
-Legend: N inputs, H rows, W columns, C colors, V values of a vector.
+Legend: N inputs, H rows, W columns, C channels, V values of a vector.
 """
 
 import os
@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from dicedist.console.lines import plural, warn
-from dicedist.data.images import as_rgb, shrink_and_crop
+from dicedist.data.images import fit_array, fit_image
 from dicedist.data.sets.folder import decode_file, find_images
 from dicedist.data.sets.vectors import read_table
 from dicedist.evaluation.about import VECTORS, About
@@ -50,7 +50,7 @@ class Inputs:
         if about.images == VECTORS:
             yield from read_vectors(images, about).split(self.batch_size)
         elif isinstance(images, (np.ndarray, Tensor)):
-            yield from (prepare(chunk, about) for chunk in to_NHWC(images).split(self.batch_size))
+            yield from (prepare(chunk, about) for chunk in to_NHWC(images, about).split(self.batch_size))
         else:
             yield from self.from_items(as_list(images), of_folder=is_path(images) and Path(images).is_dir())
 
@@ -102,8 +102,9 @@ def refuse_unfit(images: Tensor, about: About) -> None:
     if about.images == VECTORS:
         refuse_unfit_vectors(images, about)
         return
-    size, is_uint8 = about.size, about.images == "uint8"
-    layout, shape = ("uint8 [N, H, W, 3]", (size, size, 3)) if is_uint8 else ("float [N, 3, H, W]", (3, size, size))
+    (C, size, _), is_uint8 = about.input_shape, about.images == "uint8"
+    layout = f"uint8 [N, H, W, {C}]" if is_uint8 else f"float [N, {C}, H, W]"
+    shape = (size, size, C) if is_uint8 else about.input_shape
     fits = images.dtype == torch.uint8 if is_uint8 else images.is_floating_point()
     if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
         raise ValueError(
@@ -152,8 +153,8 @@ def as_list(images: Any) -> list[Any]:
 
 def decode_or_reason(path: Path, about: About) -> Tensor | str:
     """Return the image of a file, as a batch of one, or the reason why it cannot be decoded."""
-    decoded = decode_file(path, about.size)
-    return decoded if isinstance(decoded, str) else to_layout(torch.from_numpy(np.array(decoded))[None], about)
+    decoded = decode_file(path, about.size, channels=about.input_shape[0])
+    return decoded if isinstance(decoded, str) else to_layout(torch.from_numpy(decoded)[None], about)
 
 
 def to_batch(item: Any, about: About) -> Tensor:
@@ -164,24 +165,32 @@ def to_batch(item: Any, about: About) -> Tensor:
             raise ValueError(f"{item}: {image}")
         return image
     if isinstance(item, Image.Image):
-        return to_layout(shrink(item, about.size)[None], about)
+        return to_layout(torch.from_numpy(fit_image(item, about.size, about.input_shape[0]))[None], about)
     if isinstance(item, (np.ndarray, Tensor)):
-        given = to_NHWC(item)
+        given = to_NHWC(item, about)
         if len(given) > 1:
             raise ValueError(f"an item of the list has shape {list(item.shape)}: give one image each, or one array")
         return prepare(given, about)
     raise ValueError(f"an item of the list is a {type(item).__name__}: give {KINDS}")
 
 
-def to_NHWC(array: NDArray[Any] | Tensor) -> Tensor:
-    """Return [N, H, W, 3] for a batch or one image; channels may come last or, as in torch, before the rows."""
+def to_NHWC(array: NDArray[Any] | Tensor, about: About) -> Tensor:
+    """Return [N, H, W, C] of a batch or of one image; channels may stand last or, as torch has it, before the rows.
+
+    Gray images may come without channels, as [N, H, W] or [H, W].
+    """
+    C = about.input_shape[0]
     values = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if C == 1 and (values.ndim == 2 or values.ndim == 3 and 1 not in (values.shape[0], values.shape[2])):
+        values = values[..., None]
     if values.ndim == 3:
         values = values[None]
     shape = tuple(values.shape)
-    last, first = values.ndim == 4 and shape[3] == 3, values.ndim == 4 and shape[1] == 3
+    last, first = values.ndim == 4 and shape[3] == C, values.ndim == 4 and shape[1] == C
     if not (last or first) or not values.numel():
-        raise ValueError(f"images have shape {list(array.shape)}: give [N, H, W, 3] or [N, 3, H, W], or one of them")
+        raise ValueError(
+            f"images have shape {list(array.shape)}: give [N, H, W, {C}] or [N, {C}, H, W], or one of them"
+        )
     if values.dtype != torch.uint8 and not values.is_floating_point():
         raise ValueError(f"images are {values.dtype}: give uint8 in 0..255 or floats in 0..1")
     # If both fit (3 x 3 pixels), assume the usual layout: channels last for bytes, channels first for floats.
@@ -198,13 +207,9 @@ def prepare(images_NHWC: Tensor, about: About) -> Tensor:
     if is_float:
         images_NHWC = (images_NHWC * 255).round().to(torch.uint8)
     if not at_size:
-        arrays = (image.cpu().numpy() for image in images_NHWC)
-        images_NHWC = torch.stack([shrink(Image.fromarray(array), about.size) for array in arrays])
+        arrays = images_NHWC.cpu().numpy()
+        images_NHWC = torch.stack([torch.from_numpy(fit_array(image_HWC, about.size)) for image_HWC in arrays])
     return to_layout(images_NHWC, about)
-
-
-def shrink(image: Image.Image, size: int) -> Tensor:
-    return torch.from_numpy(np.array(shrink_and_crop(as_rgb(image), size)))
 
 
 def to_layout(images_NHWC: Tensor, about: About) -> Tensor:

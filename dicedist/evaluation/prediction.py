@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -91,8 +92,9 @@ def in_turn(batches: Batches, total: int, batch_size: int, control: Control) -> 
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
     """Yield one list per batch, in the order of the paths. Only one batch is decoded ahead, to save memory."""
     remaining = iter(paths)
-    for decoded in prefetch(paths, batch_size, lambda path: decode_file(Path(path), ensemble.about.size)):
-        images = [Image.fromarray(image) for image in decoded if not isinstance(image, str)]
+    decode = partial(decode_file, size=ensemble.about.size, channels=len(ensemble.about.mean))
+    for decoded in prefetch([Path(path) for path in paths], batch_size, decode):
+        images = [Image.fromarray(image.squeeze()) for image in decoded if not isinstance(image, str)]
         answers = iter(ensemble.predict(images, batch_size).rows() if images else ())
         yield [
             {"path": next(remaining), **({"error": image} if isinstance(image, str) else next(answers))}

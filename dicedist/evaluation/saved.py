@@ -87,7 +87,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
 def ood_sets(run: Run, request: EvaluateRequest, config: Config, plan: Plan, found: Checkpoint) -> OodConfig:
     """Return the OOD sets of the run and of the request; refuse sets and severities that cannot be read."""
     columns = found.about.get("source", {}).get("columns")
-    refuse_unreadable(request.ood.measured, plan.input_shape[0] if plan.reads_vectors else None, columns)
+    refuse_unreadable(request.ood.measured, plan.input_shape, columns)
     refuse_unknown_sets(request.ood, {**config.ood.sets, **(run.result() or {}).get("ood", {})})
     if request.shift is not None:
         refuse_severities(request.shift_severities)

@@ -95,7 +95,7 @@ def source_of(ensemble: Ensemble, test: Any, val: Any = None, train: Any = None)
 def split_of(ensemble: Ensemble, given: Any, name: str) -> Split:
     if given is None:
         return NOTHING
-    items = Items(as_dataset(given, name), name, ensemble.about.size)
+    items = Items(as_dataset(given, name), name, ensemble.about.size, len(ensemble.about.mean))
     labels_N, num_classes = torch.from_numpy(labels_of(items)), len(ensemble.about.class_names)
     if not len(labels_N):
         raise ValueError(f"{name} has no items")
@@ -112,7 +112,7 @@ def pixels(ensemble: Ensemble, given: Any, name: str) -> Tensor:
     """Read the inputs of an OOD set, whose classes do not matter."""
     array = given if hasattr(given, "__array__") else None
     dataset = as_dataset(given if array is None else (array, [0] * len(array)), name)
-    items = Items(dataset, name, ensemble.about.size)
+    items = Items(dataset, name, ensemble.about.size, len(ensemble.about.mean))
     return items.index_select(0, torch.arange(len(dataset)))
 
 
@@ -126,15 +126,15 @@ def new_run(ensemble: Ensemble, folder: Path) -> Run:
     about, run = ensemble.about, Run(folder)
     if run.exists():
         raise ValueError(f"{folder} holds a run already: name another folder")
+    channels = [] if about.images == VECTORS else [f"data.channels={len(about.mean)}"]
     words = [
-        "data=own", f"data._target_={LOCAL}data", f"data.size={about.size}", "method=ind", "tracking=none",
+        "data=own", f"data._target_={LOCAL}data", f"data.size={about.size}", *channels, "method=ind", "tracking=none",
         f"network._target_={LOCAL}{about.networks[0]}", f"network.name={about.networks[0]}",
         f"ensemble.size={len(about.members)}", f"evaluate.average={about.average}",
         f"run.name={folder.name}", f"run.dir={folder.parent}", "max_steps=1",
     ]  # fmt: skip
     config = compose_config(words)
     folder.mkdir(parents=True, exist_ok=True)
-    shape = (len(about.mean),) if about.images == VECTORS else (len(about.mean), about.size, about.size)
-    run.save_plan(Plan.of(config, len(about.members), shape))
+    run.save_plan(Plan.of(config, len(about.members), about.input_shape))
     run.save_config(config)
     return run

@@ -75,7 +75,7 @@ def refuse_another(ensemble: Ensemble, source: Source, origin: str) -> None:
             f"the teacher {origin} has {len(about.class_names)} classes, these data have {source.num_classes}, or the "
             "names differ: choose data with the teacher's classes, or another teacher.run"
         )
-    taken = [len(about.mean)] if about.images == VECTORS else [3, about.size, about.size]
+    taken = list(about.input_shape)
     if taken != list(source.shape):
         raise ValueError(
             f"the teacher {origin} takes inputs of shape {taken}, and these data have {list(source.shape)}: "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from dicedist.config.schema import RGB
 from dicedist.reporting.markup import Section
 from dicedist.reporting.records import Group, Recorded
 
@@ -50,8 +51,10 @@ def name_of(k: int, names: Sequence[str]) -> str:
     return names[k] if k < len(names) else f"class {k}"
 
 
-def png(pixels: np.ndarray) -> str:
-    image = Image.fromarray(pixels)
+def png(pixels_HWC: np.ndarray) -> str:
+    """Return RGB as it is; of any other number of channels, gray and their mean."""
+    shown = pixels_HWC if pixels_HWC.shape[2] == RGB else pixels_HWC.mean(2).round().astype(np.uint8)
+    image = Image.fromarray(shown)
     image.thumbnail((WIDEST, WIDEST))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)

@@ -26,7 +26,7 @@ MEASURED = {
     "member_ids", "ensemble", "ensemble_tempered", "members", "diversity", "accuracy_by_size", "reliability",
     "per_class",
 }  # fmt: skip
-OWN = ("folder", "files", "shards", "vectors", "own")  # data sets that need more than a name
+OWN = ("folder", "files", "shards", "arrays", "vectors", "own")  # data sets that need more than a name
 LONGEST_CURVE = 200
 COLORS = {"ind": 0, "ceb": 1, "dice": 2, "cebr": 3, "adp": 4, "ce_cr": 5, "ib": 6, "ibr": 7}
 

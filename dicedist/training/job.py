@@ -58,14 +58,14 @@ def prepare(config: Config) -> Job:
     config = resume.as_begun(config)
     method, run = Method.to_train(config.method), Run.of(config)
     width, columns = sources.vector_columns(config.data) or (None, None)
-    shape = (3, config.data.size, config.data.size) if width is None else (width,)
+    shape = config.data.image_shape if width is None else (width,)
     size, replicas, ranks_of_w = resume.ensemble_size(config), config.ensemble.replicas, config.redundancy.ranks
     needs_w, called = method.counterpart is not None, method.counterpart.part if method.counterpart else ""
     if this_rank() == REPORTER:
         refuse_unwritable(run.directory, "write run.dir=FOLDER")
         refuse_compile(config.compile)
         refuse_graph(config.redundancy.graph)
-        refuse_unreadable(config.ood.sets, width, columns)
+        refuse_unreadable(config.ood.sets, shape, columns)
         # Placed once without nodes, to refuse an impossible number of ranks before ranks wait for each other.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)
         if (bucket := Bucket.of(config)) is not None:

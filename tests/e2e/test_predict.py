@@ -172,7 +172,7 @@ def test_one_member_into_a_file(run, photos, tmp_path, capsys):
 
 def test_no_more_than_two_batches_are_in_memory(ensemble, photos, monkeypatch):
     begun = []
-    monkeypatch.setattr(prediction, "decode_file", lambda path, size: begun.append(path) or decode_file(path, size))
+    monkeypatch.setattr(prediction, "decode_file", lambda path, **of: begun.append(path) or decode_file(path, **of))
     rows = prediction.predict(ensemble, [str(photos / "00.png")] * 1000, batch_size=10)
     assert sum(map(len, islice(rows, 3))) == 30
     rows.close()

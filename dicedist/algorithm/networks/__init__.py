@@ -13,16 +13,17 @@ from dicedist.config.schema import NetworkConfig
 
 __all__ = ["Network", "build", "build_member"]
 
-NETWORKS: dict[str, Callable[[], Network]] = {}  # gathered from the modules of this folder that define some
+# Name -> builds the network for so many channels; gathered from the modules of this folder that define some.
+NETWORKS: dict[str, Callable[[int], Network]] = {}
 for _module in pkgutil.iter_modules(__path__):
     NETWORKS |= getattr(importlib.import_module(f"{__name__}.{_module.name}"), "NETWORKS", {})
-FOREIGN: dict[str, Callable[[str, str | None], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
+FOREIGN: dict[str, Callable[[str, str | None, int], Network]] = {"torchvision": from_torchvision, "timm": from_timm}
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
     """Build a network with random weights: pretrained ones are loaded when a run begins (dicedist.runs.pretrained).
 
-    input_shape: of one input, (3, rows, columns) of an image or (values,) of a vector.
+    input_shape: of one input, (channels, rows, columns) of an image or (values,) of a vector.
     """
     network = whole(config, input_shape)
     if config.enlarge is not None:
@@ -40,7 +41,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
     reads_vectors = len(input_shape) == 1
     library, _, name = config.name.partition("/")
     if config._target_ is None and library in FOREIGN and not reads_vectors:
-        return FOREIGN[library](name, config.split)
+        return FOREIGN[library](name, config.split, input_shape[0])
     if config.split is not None:
         raise ValueError(
             f"network.split={config.split}: {config.label} says itself where it is split, leave network.split out"
@@ -52,7 +53,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
     if reads_vectors:
         raise ValueError(f"{config.name} reads images, and the data are vectors: write network=mlp")
     if config.name in NETWORKS:
-        return NETWORKS[config.name]()
+        return NETWORKS[config.name](input_shape[0])
     raise ValueError(
         f"unknown network {config.name!r}: write one of {', '.join(NETWORKS)}, mlp, torchvision/..., timm/..."
     )

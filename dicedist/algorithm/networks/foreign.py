@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dicedist.algorithm.networks.layers import layers
 from dicedist.algorithm.networks.network import INSIDE, Enlarged, Inputs, Network, Origin, Outputs
 from dicedist.algorithm.networks.split import cut, split_points, width_of
+from dicedist.config.schema import RGB
 from dicedist.config.targets import resolve
 
 
@@ -54,12 +55,14 @@ class AllTrunk(Network):
         return name.replace(INSIDE, "", 1).partition(".")[2]  # without trunk
 
 
-def from_torchvision(name: str, split: str | None = None) -> Network:
+def from_torchvision(name: str, split: str | None, channels: int) -> Network:
     from torchvision import models
 
     if name not in models.list_models(module=models):
         raise ValueError(f"torchvision has no classification model {name!r}: write network.name=torchvision/resnet18")
     model = models.get_model(name, weights=None)
+    if channels != RGB:
+        read_channels(model, channels)
     dense = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not dense:
         raise ValueError(
@@ -69,19 +72,18 @@ def from_torchvision(name: str, split: str | None = None) -> Network:
     model.set_submodule(dense[-1], nn.Identity())
     shown = models.get_model_weights(name).DEFAULT.transforms()
     inputs = Inputs(colours(shown.mean), colours(shown.std), shown.crop_size[0])
-    return halved(
-        model, feature_dim, f"torchvision/{name}", split, Origin("torchvision", (dense[-1],), inputs, layers(model))
-    )
+    origin = Origin("torchvision", (dense[-1],), inputs, layers(model))
+    return halved(model, feature_dim, f"torchvision/{name}", split, channels, origin)
 
 
-def from_timm(name: str, split: str | None = None) -> Network:
+def from_timm(name: str, split: str | None, channels: int) -> Network:
     try:
         timm = import_module("timm")
     except ImportError as error:
         raise ValueError(f"timm/{name} needs timm: pip install 'dicedist[timm]'") from error
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}: timm.list_models() names them")
-    model = timm.create_model(name, pretrained=False, num_classes=0)
+    model = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
     about: Mapping[str, Any] = model.pretrained_cfg
     spared: Collection[str] = getattr(model, "no_weight_decay", set)()
     head = about.get("classifier") or ()
@@ -93,7 +95,25 @@ def from_timm(name: str, split: str | None = None) -> Network:
         frozenset(spared),
     )
     width, opaque = getattr(model, "head_hidden_size", model.num_features), timm.models.get_notrace_functions()
-    return halved(model, width, f"timm/{name}", split, origin, opaque)
+    return halved(model, width, f"timm/{name}", split, channels, origin, opaque)
+
+
+def read_channels(model: nn.Module, channels: int) -> None:
+    """Let the first convolution of a network for RGB images read another number of channels."""
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first.in_channels = channels
+    first.weight = nn.Parameter(adapted(first.weight.detach(), channels))
+
+
+def adapted(weight_OCHW: Tensor, channels: int) -> Tensor:
+    """Return a first layer for another number of channels, made of the layer for RGB, as timm does it.
+
+    One channel: the sum over the colors, so that gray images are answered as if they were RGB. Others: the colors in
+    turn, scaled so that equal values in all channels give the same sum.
+    """
+    if channels == 1:
+        return weight_OCHW.sum(1, keepdim=True)
+    return weight_OCHW[:, torch.arange(channels) % RGB] * (RGB / channels)
 
 
 def colours(values: Sequence[float]) -> tuple[float, float, float]:
@@ -106,6 +126,7 @@ def halved(
     feature_dim: int,
     name: str,
     split: str | None,
+    channels: int,
     origin: Origin,
     opaque: Collection[Callable[..., Any]] = (),
 ) -> Network:
@@ -113,7 +134,7 @@ def halved(
         return Unsplit(model, feature_dim, name, origin)
     assert origin.inputs is not None
     trunk, tail = cut(model, split, name, opaque)
-    return Network(trunk, tail, feature_dim, width_of(trunk, origin.inputs.size), origin)
+    return Network(trunk, tail, feature_dim, width_of(trunk, channels, origin.inputs.size), origin)
 
 
 def from_target(target: str, trusted: bool, input_shape: tuple[int, ...]) -> Network:

@@ -1,6 +1,6 @@
 """Dense layers of one width, each with its norm and a ReLU: a perceptron, or the head of another network.
 
-Legend: B inputs, V values of an input.
+Legend: B inputs, C channels, V values of an input.
 """
 
 import math
@@ -15,7 +15,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer"
 
 
 def mlp(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
-    """Map vectors [B, V] or images [B, 3, rows, columns] to features [B, width].
+    """Map vectors [B, V] or images [B, C, rows, columns] to features [B, width].
 
     Dropout is between layers, never on the features themselves.
     """

@@ -53,7 +53,7 @@ class Outputs(NamedTuple):
 
 
 class Network(nn.Module):
-    """Maps images [B, 3, H, W] or vectors [B, V] to features [B, feature_dim]; the classifier belongs to the member.
+    """Maps images [B, C, H, W] or vectors [B, V] to features [B, feature_dim]; the classifier belongs to the member.
 
     The trunk's output is [B, trunk_dim, h, w], [B, trunk_dim] of vectors, or of another shape, with trunk_dim 0.
     Several tails may read it, so a tail must not write to it in place.

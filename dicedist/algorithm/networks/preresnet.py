@@ -35,10 +35,10 @@ class PreActivationBottleneck(nn.Module):
         return self.residual(x_BCHW) + self.shortcut(x_BCHW)
 
 
-def preresnet(blocks: int) -> Network:
+def preresnet(channels: int, blocks: int) -> Network:
     widths = [EXPANSION * planes for planes in (16, 32, 64)]
     return Network(
-        trunk=nn.Sequential(conv(3, 16, 3), _stage(16, 16, blocks, 1), _stage(widths[0], 32, blocks, 2)),
+        trunk=nn.Sequential(conv(channels, 16, 3), _stage(16, 16, blocks, 1), _stage(widths[0], 32, blocks, 2)),
         tail=nn.Sequential(
             _stage(widths[1], 64, blocks, 2),
             nn.BatchNorm2d(widths[2]),

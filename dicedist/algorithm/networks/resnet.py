@@ -18,14 +18,14 @@ class Block(nn.Module):
         return F.relu(self.residual(x_BCHW) + self.shortcut(x_BCHW), inplace=True)
 
 
-def resnet(blocks: int, bottleneck: bool = False) -> Network:
+def resnet(channels: int, blocks: int, bottleneck: bool = False) -> Network:
     """`blocks` in each of the three stages: 1, 3 and 5 basic blocks make ResNet-8, -20 and -32.
 
     The paper's ResNet-110 (D=256, 1.73 M parameters) has 18 bottleneck blocks per stage, whatever its name says. That
     of Chen et al. and Wu and Gong, 2020, whose figures it quotes, has 12 (1.17 M).
     """
     expansion = 4 if bottleneck else 1
-    stem = nn.Sequential(conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    stem = nn.Sequential(conv(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
     stage_1 = _stage(16, 16, blocks, 1, bottleneck)
     stage_2 = _stage(16 * expansion, 32, blocks, 2, bottleneck)
     stage_3 = _stage(32 * expansion, 64, blocks, 2, bottleneck)

@@ -102,10 +102,10 @@ def split_points(model: nn.Module) -> list[str]:
     return [point for point in points if any(True for _ in model.get_submodule(point).parameters())]
 
 
-def width_of(trunk: nn.Module, size: int) -> int:
+def width_of(trunk: nn.Module, channels: int, size: int) -> int:
     """The channels of a trunk's output [B, C, h, w]; 0 if it is of another shape. Nothing is computed."""
     # Not with torch's fake tensors: they start threads of autograd, and a process that has them cannot be forked.
     tensors = {name: value.to("meta") for name, value in (*trunk.named_parameters(), *trunk.named_buffers())}
     with torch.no_grad():
-        shape = functional_call(trunk, tensors, torch.empty(2, 3, size, size, device="meta")).shape
+        shape = functional_call(trunk, tensors, torch.empty(2, channels, size, size, device="meta")).shape
     return shape[1] if len(shape) == 4 and shape[2] == shape[3] else 0  # swin has its channels last

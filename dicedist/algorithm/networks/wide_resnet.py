@@ -21,11 +21,12 @@ class PreActivationBlock(nn.Module):
         return self.residual(active_BCHW) + shortcut_BCHW
 
 
-def wide_resnet(blocks: int, widen: int) -> Network:
+def wide_resnet(channels: int, blocks: int, widen: int) -> Network:
     """`blocks` in each of the three stages: WRN-28-2 has 4, widened by 2."""
     widths = [16 * widen, 32 * widen, 64 * widen]
+    stem = conv(channels, 16, 3)
     return Network(
-        trunk=nn.Sequential(conv(3, 16, 3), _stage(16, widths[0], blocks, 1), _stage(widths[0], widths[1], blocks, 2)),
+        trunk=nn.Sequential(stem, _stage(16, widths[0], blocks, 1), _stage(widths[0], widths[1], blocks, 2)),
         tail=nn.Sequential(
             _stage(widths[1], widths[2], blocks, 2),
             _activation(widths[2]),

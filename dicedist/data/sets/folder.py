@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dicedist.data import uses_dali
 from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.images import Fit, decode_file, moments
 from dicedist.data.prepared import NewArray, Prepared, prepare
-from dicedist.data.reading import SPLITS, for_test, shown
+from dicedist.data.reading import SPLITS, for_test, other_channels, shown
 from dicedist.data.sets.vectors import columns_of, refuse_missing, words_in
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ def prepare_folder(config: DataConfig, root: Path) -> Prepared:
     def build(new_array: NewArray) -> dict[str, Any]:
         about: dict[str, Any] = {"class_names": class_names, "corrupt": {}}
         for split, found in files.items():
-            images_NHWC = new_array(f"{split}_images", (len(found), config.size, config.size, 3), np.uint8)
+            shape = (len(found), config.size, config.size, config.channels)
+            images_NHWC = new_array(f"{split}_images", shape, np.uint8)
             new_array(f"{split}_labels", (len(found),), np.int64)[:] = [label for _, label in found]
             reasons = decode([root / path for path, _ in found], images_NHWC, decoder, config.num_threads)
             about["corrupt"][split] = [(row, str(found[row][0]), why) for row, why in reasons.items()]
@@ -52,7 +54,7 @@ def prepare_folder(config: DataConfig, root: Path) -> Prepared:
         return about
 
     every = [root / path for found in files.values() for path, _ in found]
-    return prepare("folder", root, every, build, config.size, decoder, *division(root, config))
+    return prepare("folder", root, every, build, config.size, decoder, *other_channels(config), *division(root, config))
 
 
 def prepare_files(config: DataConfig, root: Path) -> Prepared:
@@ -70,8 +72,8 @@ def prepare_files(config: DataConfig, root: Path) -> Prepared:
 
     every = [folder / path for images in found.values() for path, _ in images]
     listed = hashlib.sha256(root.read_bytes()).hexdigest() if root.is_file() else None
-    settings = (root.name, listed, config.size, config.label_column, *division(root, config))
-    return prepare("files", folder, every, build, *settings)
+    settings = (root.name, listed, config.size, config.label_column)
+    return prepare("files", folder, every, build, *settings, *other_channels(config), *division(root, config))
 
 
 def files_in(folder: Path, paths_R: Any) -> Files:
@@ -192,19 +194,20 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
 
     A batch that DALI refuses goes to PIL, which knows more formats and says which file is wrong and why.
     """
-    size = images_NHWC.shape[1]
+    size, channels = images_NHWC.shape[2:]
     batches = [files[start : start + DECODED_AT_ONCE] for start in range(0, len(files), DECODED_AT_ONCE)]
     by_dali: Iterable[NDArray[np.uint8] | None] = [None] * len(batches)
     if decoder == "dali":
         from dicedist.data import dali
 
         by_dali = dali.decode(batches, size, num_threads)
+    by_pil = partial(decode_file, size=size, channels=channels)
     reasons: dict[int, str] = {}
     with ThreadPoolExecutor(num_threads) as threads:
         every = (
             image
             for batch, images in zip(batches, by_dali, strict=True)
-            for image in (threads.map(lambda file: decode_file(file, size), batch) if images is None else images)
+            for image in (threads.map(by_pil, batch) if images is None else images)
         )
         for row, image in enumerate(shown(every, len(files), "decoded images")):
             if isinstance(image, str):
@@ -213,11 +216,13 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
     return reasons
 
 
-def decode_sound(origin: Path, files: Sequence[Path], size: int, fit: Fit) -> tuple[NDArray[np.uint8], list[int]]:
+def decode_sound(
+    origin: Path, files: Sequence[Path], size: int, channels: int, fit: Fit
+) -> tuple[NDArray[np.uint8], list[int]]:
     """Return the images of those files that can be decoded, and the places of these files."""
     images = {}
     for place, file in enumerate(files):
-        if not isinstance(image := decode_file(file, size, fit), str):
+        if not isinstance(image := decode_file(file, size, fit, channels), str):
             images[place] = image
         advance()
     if not images:

@@ -3,7 +3,7 @@
     class Leaves(torch.utils.data.Dataset):
         def __init__(self, split, root): ...              split is "train", "test", or "val" with data.split=given
         def __len__(self): ...
-        def __getitem__(self, index): return image, 3     a PIL image, uint8 [H, W, 3], or a vector of floats; the class
+        def __getitem__(self, index): return image, 3     a PIL image, uint8 [H, W, C], or a vector of floats; the class
         class_names = ["elm", "oak", ...]                 if they have names
         labels = [...]                                    if they are known without reading every item
 
@@ -30,14 +30,17 @@ from dicedist.data.prepared import Prepared
 from dicedist.data.reading import MEASURED, SPLITS, reason, shown
 from dicedist.data.sets import vectors
 
-WANTED = "a PIL image, uint8 [H, W, 3], float [3, H, W] in 0..1, or a vector of floats; and its class, from 0"
-
 
 class Items:
     """Takes the place of an array of inputs in a Split: items are read when they are needed."""
 
-    def __init__(self, dataset: Any, name: str, size: int):
-        self.dataset, self.name, self.size = dataset, name, size
+    def __init__(self, dataset: Any, name: str, size: int, channels: int):
+        self.dataset, self.name, self.size, self.channels = dataset, name, size, channels
+
+    @property
+    def wanted(self) -> str:
+        C, image = self.channels, "a PIL image, " if self.channels in images.MODES else ""
+        return f"{image}uint8 [H, W, {C}], float [{C}, H, W] in 0..1, or a vector of floats; and its class, from 0"
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
         assert dim == 0
@@ -49,34 +52,38 @@ class Items:
         return np.stack(inputs)
 
     def item(self, row: int) -> tuple[NDArray[Any], int]:
-        """Return uint8 [S, S, 3] or float32 [V], and the label."""
+        """Return uint8 [S, S, C] or float32 [V], and the label."""
         try:
             found = self.dataset[row]
         except Exception as error:  # the user's code raises anything
             raise ValueError(f"{self.name}[{row}] raises {type(error).__name__}: {reason(error)}") from error
         if not isinstance(found, tuple | list) or len(found) != 2:
             kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
-            raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {WANTED}")
+            raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {self.wanted}")
         value, label = found
         if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label) or label < 0:
-            raise ValueError(f"{self.name}[{row}] has the class {printable(str(label))!r}: return {WANTED}")
+            raise ValueError(f"{self.name}[{row}] has the class {printable(str(label))!r}: return {self.wanted}")
         return self.taken(value, row), int(label)
 
     def taken(self, value: Any, row: int) -> NDArray[Any]:
         if isinstance(value, Image.Image):
-            return np.array(images.shrink_and_crop(images.as_rgb(value), self.size))
+            return images.fit_image(value, self.size, self.channels)
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-        if array.dtype.kind == "f" and array.ndim == 3 and array.shape[0] == 3:  # as torchvision's ToTensor returns
+        is_float = array.dtype.kind == "f"
+        if self.channels == 1 and array.ndim == 2:
+            array = array[None] if is_float else array[..., None]
+        if is_float and array.ndim == 3 and array.shape[0] == self.channels:  # as torchvision's ToTensor returns
             if not (array >= 0).all() or not (array <= 1).all():
                 raise ValueError(f"{self.name}[{row}] holds values outside 0..1: return images before normalization")
             array = np.round(array * 255).astype(np.uint8).transpose(1, 2, 0)
-        if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
-            return np.array(images.shrink_and_crop(Image.fromarray(array), self.size))
-        if array.dtype.kind == "f" and array.ndim == 1 and array.size:
+        if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == self.channels:
+            return images.fit_array(array, self.size)
+        if is_float and array.ndim == 1 and array.size:
             if not np.isfinite(array).all():
                 raise ValueError(f"{self.name}[{row}] holds a value that is no finite number")
             return array.astype(np.float32)
-        raise ValueError(f"{self.name}[{row}] is {array.dtype} {list(array.shape)}: return {WANTED}")
+        found = f"{array.dtype} {list(array.shape)}"
+        raise ValueError(f"{self.name}[{row}] is {found}: return {self.wanted}; or write data.channels")
 
 
 def is_whole(label: Any) -> bool:
@@ -109,11 +116,13 @@ def prepare_own(config: DataConfig, root: Path) -> Prepared:
 def items_of(config: DataConfig, split: str) -> Items:
     assert config._target_ is not None, "refused with the config"
     dataset_class = resolve("data", config._target_, config.trusted)
-    return made(dataset_class, config._target_, split, config.root, config.size)
+    return made(dataset_class, config._target_, split, config.root, config.size, config.channels)
 
 
 @functools.lru_cache(maxsize=8)
-def made(dataset_class: Callable[..., Any], target: str, split: str, root: str | None, size: int) -> Items:
+def made(
+    dataset_class: Callable[..., Any], target: str, split: str, root: str | None, size: int, channels: int
+) -> Items:
     try:
         dataset = dataset_class(split, root)
     except Exception as error:  # the user's code raises anything
@@ -121,7 +130,7 @@ def made(dataset_class: Callable[..., Any], target: str, split: str, root: str |
         raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {what}") from error
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
         raise ValueError(f"data._target_={target}: its {split} set has no items; give it __len__ and __getitem__")
-    return Items(dataset, f"{target}({split!r})", size)
+    return Items(dataset, f"{target}({split!r})", size, channels)
 
 
 def labels_of(items: Items) -> NDArray[np.int64]:

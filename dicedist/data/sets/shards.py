@@ -18,7 +18,7 @@ from dicedist.config.schema import DataConfig
 from dicedist.console.lines import printable, redacted
 from dicedist.data.encoded import Encoded, Files, index, open_listed
 from dicedist.data.prepared import NewArray, Prepared, home, one_process, prepare
-from dicedist.data.reading import SPLITS
+from dicedist.data.reading import SPLITS, other_channels
 from dicedist.data.remote import copy_remote
 from dicedist.data.sets.folder import SUFFIXES, put_texts, text_of
 from dicedist.data.sets.vectors import counted
@@ -50,7 +50,8 @@ def prepare_shards(config: DataConfig, root: Path) -> Prepared:
         about = index(listings, names, config, new_array)
         return {**about, "kind": "shards", "shards": {split: list(map(str, paths)) for split, paths in shards.items()}}
 
-    return prepare("shards", folder, [path for found in shards.values() for path in found], build, config.size)
+    every = [path for found in shards.values() for path in found]
+    return prepare("shards", folder, every, build, config.size, *other_channels(config))
 
 
 def files_in(shards: list[Path], keys_R: Any, shard_R: Any, offset_R: Any, bytes_R: Any) -> Files:

@@ -31,7 +31,7 @@ MISSING = ("", "nan", "null")  # words that a table has in place of a label
 NAMED = 5  # rows in a message
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
-Rows = dict[str, tuple[Floats, Labels]]  # of each split
+Rows = dict[str, tuple[NDArray[Any], Labels]]  # of each split
 
 
 class Table(NamedTuple):
@@ -282,7 +282,9 @@ def numbered(table: Table, names: Sequence[str], file: Path) -> Labels:
     return labels_N
 
 
-def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, config: DataConfig, file: Path) -> Rows:
+def divided(
+    inputs_N: NDArray[Any], labels_N: Labels, split: Sequence[str] | None, config: DataConfig, file: Path
+) -> Rows:
     """Divide one file's rows as its column `split` says, or take a share of each class for the test."""
     if split is not None:
         if strangers := sorted(set(split) - set(SPLITS)):
@@ -293,7 +295,7 @@ def divided(vectors_NV: Floats, labels_N: Labels, split: Sequence[str] | None, c
     if is_test_N.all() or not is_test_N.any():
         found = f"{is_test_N.sum():,} of {len(labels_N):,} rows"
         raise ValueError(f"{file}: {found} are for the test; some must be, not all")
-    return {name: (vectors_NV[rows], labels_N[rows]) for name, rows in (("train", ~is_test_N), ("test", is_test_N))}
+    return {name: (inputs_N[rows], labels_N[rows]) for name, rows in (("train", ~is_test_N), ("test", is_test_N))}
 
 
 def moments(vectors_NV: NDArray[Any]) -> tuple[list[float], list[float]]:

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from torch.export.passes import move_to_device_pass
 
 FORMATS = ("JPEG", "PNG")
+MODES = {1: "L", 3: "RGB"}  # channels -> the name that PIL has for them
 
 
 class ServedEnsemble(PythonModel):
@@ -50,16 +51,18 @@ class ServedEnsemble(PythonModel):
     def decoded(self, texts: np.ndarray) -> np.ndarray:
         """Decode base64 images, and resize them as training did: scale the short side, crop the center."""
         refuse(self.about["images"] == "vectors", "inputs are text, and this model takes vectors")
+        channels = len(self.about["mean"])
+        refuse(channels not in MODES, f"inputs are text, and this model takes arrays of {channels} channels")
         refuse(texts.ndim != 1 or not len(texts), f"text has shape {list(texts.shape)}: give a list of base64 images")
-        images_NHWC = np.stack([decoded_image(str(text), self.about["size"]) for text in texts])
+        images_NHWC = np.stack([decoded_image(str(text), self.about["size"], channels) for text in texts])
         if self.about["images"] == "uint8":
             return images_NHWC
         return (images_NHWC.transpose(0, 3, 1, 2) / 255).astype(np.float32)
 
     def refuse_unfit(self, given: np.ndarray) -> None:
         """Refuse inputs of another size or range, whose answers would be wrong. MLflow answers with status 400."""
-        size, kind, width = self.about["size"], self.about["images"], len(self.about["mean"])
-        shape = {"uint8": (size, size, 3), "float": (3, size, size), "vectors": (width,)}[kind]
+        size, kind, width = self.about["size"], self.about["images"], len(self.about["mean"])  # channels, or values
+        shape = {"uint8": (size, size, width), "float": (width, size, size), "vectors": (width,)}[kind]
         noun, wanted = "vectors" if kind == "vectors" else "images", ", ".join(map(str, shape))
         unfit = given.shape[1:] != shape or not len(given)
         refuse(unfit, f"{noun} have shape {list(given.shape)}, and this model takes [N, {wanted}]")
@@ -75,18 +78,18 @@ class ServedEnsemble(PythonModel):
             refuse(not fits, f"{found}: this model takes uint8 images, not floats in 0..1")
 
 
-def decoded_image(text: str, size: int) -> np.ndarray:
-    """Decode a JPEG or PNG to uint8 [size, size, 3]. The base64 text may begin with data:image/png;base64,"""
+def decoded_image(text: str, size: int, channels: int) -> np.ndarray:
+    """Decode a JPEG or PNG to uint8 [size, size, C]. The base64 text may begin with data:image/png;base64,"""
     try:
         file = io.BytesIO(base64.b64decode(text.rpartition(",")[2], validate=True))
         image: Image.Image = ImageOps.exif_transpose(Image.open(file, formats=FORMATS))
         if image.mode.startswith("I;16"):  # convert() would clip the 16 bits to 8 instead of scaling them
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        image = image.convert("RGB")
+        image = image.convert(MODES[channels])
         width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
         left, top = ((side - size + 1) // 2 for side in (width, height))
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(resized.crop((left, top, left + size, top + size)))
+        return np.atleast_3d(np.asarray(resized.crop((left, top, left + size, top + size))))
     except Exception as error:  # PIL raises any kind of error for a damaged file
         raise MlflowException.invalid_parameter_value(f"not a JPEG or PNG image as base64 text: {error}") from error
 
