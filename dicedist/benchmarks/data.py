@@ -32,9 +32,7 @@ def data(config: Config) -> list[dict[str, Any]]:
             f"bench data measures images in memory: write bench files data=files data.root={config.data.root}"
         )
     if config.data.channels != RGB:
-        raise ValueError(
-            f"bench data compares with torchvision's RGB images: leave data.channels={config.data.channels} out"
-        )
+        raise ValueError(f"data.channels={config.data.channels}: bench data compares RGB images, leave it out")
     source = sources.load(config.data)
     return [row for threads in (1, 2) for row in throughput(source, config, threads)]
 

@@ -170,10 +170,10 @@ class Ensemble(nn.Module):
             raise ValueError(f"average={about.average}: write logits or probabilities")
         if not about.temperature > 0:
             raise ValueError(f"temperature={about.temperature}: write a number above 0")
-        for name, values in (("mean", about.mean), ("std", about.std)):
-            fits = 0 < len(values) == len(about.mean) <= MOST_CHANNELS
-            if not fits or not all(math.isfinite(x) and (x > 0 or name == "mean") for x in values):
-                raise ValueError(f"{name}={tuple(values)}: give one number for each channel, a std above 0")
+        fits = 0 < len(about.mean) == len(about.std) <= MOST_CHANNELS and min(about.std) > 0
+        if not fits or not all(math.isfinite(x) for x in (*about.mean, *about.std)):
+            both = f"mean={tuple(about.mean)} and std={tuple(about.std)}"
+            raise ValueError(f"{both}: give one number for each channel, a std above 0")
         black = torch.zeros(2, *about.input_shape, device=next(self.encoders.parameters()).device)
         for number, member in enumerate(self.encoders):
             try:

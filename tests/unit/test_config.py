@@ -31,7 +31,7 @@ def test_defaults_are_the_papers_main_job():
         ("~seed", "~seed: write key=value"),
         ("seed", "seed: write key=value"),
         ("method=dyce", "method=dyce: there is no such method (did you mean dice?)"),
-        ("data=imagenet", "there is no such data; write one of breast_cancer, cifar10, cifar100, digits"),
+        ("data=imagenet", "there is no such data; write one of arrays, breast_cancer, cifar10, cifar100, digits"),
         ("epochs=-1", "epochs=-1: write a number above 0"),
         ("epochs=many", "epochs: many is not a whole number"),
         ("batch_size=0", "batch_size=0: write a number above 0"),
