@@ -7,7 +7,7 @@ Examples:
 
 All other arguments are keys of `dicedist train`, and the same command resumes. Data, epochs, batch size, loss and
 optimizer default to the teacher's; a recipe= or experiment= replaces all of these but the data. The student is a
-separate run, which all commands accept and which does not need the teacher. docs/uncertainty.md has the losses.
+separate run, which all commands accept and which does not need the teacher. docs/methods.md has the losses.
 """
 
 from collections.abc import Sequence

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> None:
     with joined(source.config().distributed.timeout) as world:
         # One rank looks for files: standard input can be read once.
         named = [word for word in arguments if not SETTING.match(word)]
-        paths = world.control.tell({"paths": files_named(named) if world.reports else []})["paths"]
+        paths = world.control.broadcast({"paths": files_named(named) if world.reports else []})["paths"]
         ensemble = load_ensemble(
             source,
             request.members,

@@ -292,7 +292,7 @@ class Trainer:
             if self.world.reports:
                 write_own_report(self.run)
             return
-        step = int(self.control.tell({"step": self.step_to_evaluate})["step"])
+        step = int(self.control.broadcast({"step": self.step_to_evaluate})["step"])
         if step != self.done:
             restore(self.job, self.world, self.hosted, self.hosted.parts, step, self.sees_folder)
         if self.world.reports:

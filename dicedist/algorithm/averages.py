@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class MovingAverage(nn.Module):
-    """A copy of a module's weights and running statistics that takes a step towards them where `follow` is called.
+    """A moving average of a module's weights and running statistics; `follow` moves it towards the module.
 
-    decay: the share of the old average in the new one. warms_up: it rises with the steps, so that the first
-    1 / (1 - decay) of them count alike. Built when the module is on its device. The counter stays on the CPU; torch's
-    AveragedModel sends it to the device in every step, for which the host would wait.
+    decay: the weight of the old average in the new one. warms_up: the decay rises from 0, so that the first
+    1 / (1 - decay) steps have equal weights. Build the average when the module is on its device. The step counter stays
+    on the CPU: torch's AveragedModel copies it to the device in every step, and the host waits for the copy.
     """
 
     n_averaged: Tensor

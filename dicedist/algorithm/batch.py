@@ -16,17 +16,17 @@ StepKey = tuple[int, int]  # (epoch, step in the epoch), the key of every random
 class Batch:
     epoch: int
     step_in_epoch: int
-    size: int  # of the whole batch
-    rows: slice  # of the whole batch that this rank trains on: all of them, or the share of a replica
+    size: int  # inputs of the whole batch
+    rows: slice  # the rows of the whole batch that this rank trains on: all, or the share of a replica
     indices_B: Tensor  # positions in the data split, on the CPU
     labels_B: Tensor
     checksum: int  # of the whole batch
-    images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]: one for all members, each, or none
+    images: list[Tensor]  # float32 [B, C, H, W] channels_last, or vectors [B, V]; one tensor, one per member, or none
     margin: tuple[int, int] = (0, 0)  # inputs before and after `rows`: the partners that mixing needs, until trimmed
 
     @property
     def fraction(self) -> float:
-        """The share of the whole batch that this rank sees."""
+        """Return the share of the whole batch that this rank sees."""
         return len(self.labels_B) / self.size
 
     @property
@@ -35,7 +35,7 @@ class Batch:
 
     @property
     def kept(self) -> slice:
-        """The inputs at hand without the margin."""
+        """Return the rows without the margin."""
         before, after = self.margin
         return slice(before, len(self.labels_B) - after)
 
@@ -46,7 +46,7 @@ class Batch:
 
 
 class Views:
-    """The tensor that each member hosted here reads: the same one for all of them, or one each (data.per_member)."""
+    """The input tensor of each member on this rank: one tensor for all members, or one each (data.per_member)."""
 
     def __init__(self, tensors: Iterable[Tensor], members: Sequence[int]):
         self.tensors, self.members = list(tensors), list(members)
@@ -60,7 +60,7 @@ class Views:
         return type(self)((function(tensor) for tensor in self.tensors), self.members)
 
     def apart(self) -> Self:
-        """Give each member an entry of its own."""
+        """Return views with one entry per member, even if members share a tensor."""
         return type(self)((self[member] for member in self.members), self.members)
 
 

@@ -30,7 +30,7 @@ def blockwise_gradients(
     targets_X1: Tensor,
     weights_XB: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """w's logits, and the gradients of their weighted binary cross-entropy with respect to the first 8 arguments."""
+    """Return w's logits, and the gradients of their weighted binary cross-entropy in the first 8 arguments."""
     inputs = (stays_YBH, moves_ZBH, second_BH, second_HH, third_LH, third_L, last_BL, last_B)
     gradients = tuple(map(torch.zeros_like, inputs))
     d_stays, d_moves, d_second, d_second_HH, d_third_LH, d_third, d_last, d_bias = gradients

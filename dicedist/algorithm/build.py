@@ -1,4 +1,4 @@
-"""Builds the parts of an ensemble and its step from the configuration and the plan of a run."""
+"""Build the parts of an ensemble and its step from the configuration and the plan of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ DECAY_OF_W = 0.9  # of the average of w that evaluation reads (docs/choices.md, 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much data a training sees, and for how long."""
+    """The size of the data and the length of a training."""
 
     num_classes: int
     steps_per_epoch: int
     total_steps: int = 10**9
-    class_counts: Sequence[int] = ()  # training inputs of each class, where loss.class_weights asks for them
+    class_counts: Sequence[int] = ()  # training inputs of each class; empty unless loss.class_weights needs them
 
     @property
     def num_inputs(self) -> int:
@@ -54,7 +54,7 @@ def build_step(
     extent: Extent,
     teacher: nn.Module | None = None,
 ) -> tuple[Step, Trajectories]:
-    """Build the step of a rank, complete, and the trajectories of its members. teacher: for methods that read one."""
+    """Build the step of this rank and the trajectories of its members. teacher: for methods that distill one."""
     kind = trajectories.build(config.trajectory)
     schedules = Schedules.of(config, kind.rate if kind else None, extent.steps_per_epoch)
     paths = Trajectories(
@@ -79,7 +79,7 @@ def build_encoders(
     teacher: nn.Module | None = None,
     replaced: Mapping[int, nn.Module] | None = None,
 ) -> Encoders:
-    """replaced: modules that stand for a member's own encoding, by member."""
+    """Build the encoders of this rank. replaced: by member, the module that encodes in its place."""
     hosts_members = bool(hosted.members)
     return Encoders(
         hosted,
@@ -129,7 +129,7 @@ def build_hosted(
 def member_part(
     config: Config, method: Method, plan: Plan, index: int, every: Sequence[Sizes], device: torch.device
 ) -> Part:
-    """every: the sizes of all members."""
+    """Build the part of one member. every: the sizes of all members."""
     member = build_member(config, method, plan, index, every[index].classes)
     part = learner(f"member-{index}", member, config, device, prefixed("encoder.", member.encoder.layers()))
     with initialising(config.seed, "companion", index):
@@ -146,7 +146,7 @@ def member_part(
 def learner(
     name: str, module: nn.Module, config: Config, device: torch.device, backbone: Layers = (), behind: int = 0
 ) -> Part:
-    """backbone, behind: as in `build_optimizer`."""
+    """Build a part with its optimizer and moving average. backbone, behind: as in `build_optimizer`."""
     module = module.to(device).to(memory_format=torch.channels_last)
     # If the first fused step overflows, SGD's momentum stays uninitialized (torch 2.14), and the next step reads it.
     optimizer = build_optimizer(config.optimizer, module, backbone, behind, fused=config.precision != "fp16")
@@ -205,7 +205,7 @@ def feature_dims(config: Config, plan: Plan) -> list[int]:
 
 
 def read_shape(config: Config, plan: Plan) -> tuple[int, ...]:
-    """Return the shape of one input as steps have it: of an image or a vector, or of a frozen trunk's output."""
+    """Return the shape of one input of a step: an image, a vector, or the output of a frozen trunk."""
     if not config.network.freezes_trunk:
         return plan.input_shape
     inputs = torch.empty(2, *plan.input_shape, device="meta")

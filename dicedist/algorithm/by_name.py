@@ -1,4 +1,4 @@
-"""Classes that a config names by their module: a term of a method, a kind of trajectory."""
+"""Find the classes that a config names by module: terms of a method, kinds of trajectory."""
 
 import importlib
 import pkgutil
@@ -9,9 +9,9 @@ from typing import Any
 def construct(
     package: str, name: str, attribute: str, options: Mapping[str, Any], key: str, besides: Sequence[str] = ()
 ) -> Any:
-    """An object of the class `attribute` in the package's module `name`.
+    """Return an object of the class `attribute` in the package's module `name`.
 
-    For refusals: key, the config's words; besides, what may be written that is no module.
+    For error messages: key is the config key, and besides lists the valid names that are not modules.
     """
     made = class_of(package, name, attribute, key, besides)
     try:

@@ -1,4 +1,4 @@
-"""Refusals that need the networks and the method, before any process group exists: each is one line."""
+"""Check that networks, method and ranks fit together, before any process group exists."""
 
 import math
 
@@ -18,7 +18,7 @@ from dicedist.config.schema import Config
 def check_members(config: Config, method: Method, plan: Plan, num_hosts: int, num_shares: int) -> None:
     """Raise a ValueError if the method does not suit its members or their ranks.
 
-    num_hosts, num_shares: the ranks that host members, and those that divide the discriminator.
+    num_hosts: ranks that host members. num_shares: ranks that divide the discriminator.
     """
     named = config.network.per_member
     if named is not None and len(named) != plan.num_members:
@@ -47,30 +47,30 @@ def check_members(config: Config, method: Method, plan: Plan, num_hosts: int, nu
     shares_parameters = trains_trunk or method.shared(members, num_classes=1) is not None
     if config.precision == "fp16" and num_hosts > 1 and shares_parameters:
         raise ValueError(
-            "precision=fp16 scales the loss on each rank by itself, so ranks cannot share parameters: "
+            "precision=fp16 has a loss scale per rank, so ranks cannot share parameters: "
             "write precision=bf16, or use one process"
         )
 
 
 def why_not_batched(config: Config, plan: Plan) -> str | None:
-    """Say in a few words why members of one device cannot run as one network; None if they can.
+    """Return why the members of one device cannot run as one network, in a few words; None if they can.
 
-    It costs a few forward passes.
+    The check runs a few forward passes.
     """
     for given, reason in (
-        (config.compile, "one network of all members is not compiled (compile=false)"),
+        (config.compile, "a grouped network cannot be compiled (compile=false)"),
         (config.trajectory["kind"] != "none", f"trajectory.kind={config.trajectory['kind']} follows each member alone"),
     ):
         if given:
             return reason
-    count = len(config.network.per_member) if config.network.per_member else 2  # members alike: two tell of all
+    count = len(config.network.per_member) if config.network.per_member else 2  # of equal members two are enough
     with initialising(config.seed, "grouped"):
         members = [networks.build_member(config.network, nth, plan.input_shape) for nth in range(count)]
         return why_not_grouped(members, plan.input_shape)
 
 
 def why_not_shared(config: Config, method: Method, plan: Plan, num_shares: int) -> str | None:
-    """Say why so many ranks cannot divide the discriminator, and what to write instead; None if they can."""
+    """Return why this many ranks cannot divide the discriminator, and what to write instead; None if they can."""
     assert method.counterpart is not None
     pairs = math.comb(len(method.compared(plan.num_members)), 2)
     compared = min(pairs, plan.max_pairs or pairs)
@@ -104,7 +104,7 @@ def check_trajectory(config: Config) -> None:
         (kind.tunes and config.data.split == "full", "data.split=holdout, or trajectory.scale=0.5"),
     ):
         if given:
-            raise ValueError(f"trajectory.kind={name} cannot be followed so: write {instead}")
+            raise ValueError(f"trajectory.kind={name} does not work with these settings: write {instead}")
     length = config.schedules.reference_epochs if config.schedules.scale else config.epochs
     if kind.moments and kind.moments[-1] > length:
         raise ValueError(
@@ -114,7 +114,7 @@ def check_trajectory(config: Config) -> None:
 
 
 def check_feature_dim(config: Config, plan: Plan, network: Network) -> None:
-    """Raise a ValueError if a network returns other features than it says, for two inputs without values."""
+    """Raise a ValueError if a network does not return `feature_dim` features for each of two inputs."""
     try:
         shape = tuple(network(torch.empty(2, *plan.input_shape, device="meta")).shape)
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -127,13 +127,13 @@ def check_feature_dim(config: Config, plan: Plan, network: Network) -> None:
         ) from error
     if shape != (2, network.feature_dim):
         raise ValueError(
-            f"{config.network.label} makes {list(shape)} of 2 inputs, and feature_dim={network.feature_dim} says "
+            f"{config.network.label} returns {list(shape)} for 2 inputs, but feature_dim={network.feature_dim} means "
             f"[2, {network.feature_dim}]: set feature_dim to the number of features that it returns"
         )
 
 
 def check_batch_of_one(config: Config, plan: Plan) -> None:
-    """Raise a ValueError if an epoch ends with a single input and batch norms need more than one value."""
+    """Raise a ValueError if the last batch of an epoch has one input and batch norms need more."""
     alone = torch.empty(1, *plan.input_shape, device="meta")
     for network in weightless(config, plan)[: len(config.network.per_member or "1")]:
         try:

@@ -1,4 +1,4 @@
-"""The companion of one member: a part that lives with it, teaches its encoder by a second optimizer, then learns.
+"""The companion of one member: a part that trains the member's encoder with a second optimizer, then learns itself.
 
 Legend: B inputs.
 """
@@ -17,9 +17,9 @@ from dicedist.algorithm.schedules import ScheduleValues
 
 
 class Companion(nn.Module):
-    """The lesson comes from the companion's weights of the step before; it studies after the member's update.
+    """A module that teaches one member with its weights from the previous step, and learns after the member's update.
 
-    fields: by member; those of the companion's own member with gradient, those of peers constant.
+    fields: by member. The fields of the companion's own member have gradients, the fields of peers are constant.
     """
 
     def lesson(self, fields: Mapping[int, Fields]) -> Tensor:
@@ -43,7 +43,7 @@ class Companion(nn.Module):
 
 @dataclass(kw_only=True)
 class TaughtMember(Part):
-    """A member with a companion, whose lessons its second optimizer follows."""
+    """A member with a companion. The second optimizer applies the companion's lessons to the encoder."""
 
     companion: Part
     second: torch.optim.Optimizer
@@ -63,7 +63,7 @@ class TaughtMember(Part):
         return [self.companion]
 
     def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
-        """Take the lesson's gradients at the weights before the first optimizer's step, as two losses of one batch."""
+        """Compute the lesson's gradients before the first optimizer changes the weights."""
         taught = [parameter for group in self.second.param_groups for parameter in group["params"]]
         loss = self.teacher.lesson(fields)
         gradients = torch.autograd.grad(loss, taught, retain_graph=True)

@@ -1,4 +1,4 @@
-"""The redundancy loss for a loop of one's own, with the trainer's discriminator: Steps 2 and 3 of Algorithm 1.
+"""The redundancy loss for your own training loop, with the trainer's discriminator: Steps 2 and 3 of Algorithm 1.
 
 Legend: M members, B inputs, D features.
 """
@@ -35,28 +35,26 @@ class Lesson:
 
 
 class ConditionalRedundancy(nn.Module):
-    """How much more members' features share than the class, as a loss that makes them share less.
+    """A loss that reduces the conditional redundancy of members' features: what they share beyond the class.
 
         redundancy = ConditionalRedundancy(num_members=4, feature_dim=64, num_classes=100, delta=0.2)
         loss = cross_entropies + redundancy(means, scales, labels)
         loss.backward(); optimizer.step()
         redundancy.learn()
 
-    It holds the discriminator, its optimizer and its class memory. `learn` leaves no gradients behind, so the members'
-    optimizer does not change the discriminator, even if it was given its parameters. `state_dict` has all of it: a loop
-    that was stopped continues as if it had not been.
+    The module holds the discriminator, its optimizer and its class memory. `learn` leaves no gradients behind, so the
+    members' optimizer cannot change the discriminator, even if it holds the discriminator's parameters. `state_dict`
+    contains everything, so a stopped loop resumes exactly.
 
-    - Each call replaces the batch of the call before it, and `learn` learns from the last one. Call `learn` after each
-      batch, also where gradients of several batches are accumulated. Calls before the same `learn` draw the same noise,
-      unless `where` differs.
+    - `learn` trains on the batch of the last call. Call `learn` after each batch, also when you accumulate gradients
+      over several batches. Repeated calls before one `learn` draw the same noise, unless `where` differs.
     - Under `torch.no_grad` or `torch.inference_mode` a call only reads: it returns the value, and changes neither the
       batch to learn from nor the discriminator.
-    - The discriminator computes in float32 also inside autocast. In fp16 its gradients were 16 % off.
+    - The discriminator computes in float32, also inside autocast. In fp16 its gradients were 16 % off.
 
-    Settings are those of `redundancy.*` in the configuration, with the paper's values for CIFAR-100. delta is the
-    weight of the loss. 0.1 is the paper's for CIFAR-10, for CIFAR-100 with two members, and the default of `dicedist
-    train` for other data; for CIFAR-100 the paper has 0.15, 0.2, 0.22 and 0.25 with three to six members.
-    conditional=False compares with inputs of any class.
+    The settings are the config keys `redundancy.*`, with the paper's values for CIFAR-100. delta is the weight of the
+    loss. The paper uses 0.1 for CIFAR-10 and for two members on CIFAR-100, and 0.15, 0.2, 0.22 and 0.25 for three to
+    six members on CIFAR-100. `dicedist train` uses 0.1 for other data. conditional=False draws partners from any class.
 
     Examples:
         >>> redundancy = ConditionalRedundancy(num_members=2, feature_dim=8, num_classes=3, delta=0.1)
@@ -89,11 +87,11 @@ class ConditionalRedundancy(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (
+        for name, value, minimum in (
             ("num_members", num_members, 2), ("feature_dim", feature_dim, 1), ("num_classes", num_classes, 1),
         ):  # fmt: skip
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value}: write a whole number from {least}")
+            if not isinstance(value, int) or value < minimum:
+                raise ValueError(f"{name}={value}: write a whole number from {minimum}")
         if not math.isfinite(delta):
             raise ValueError(f"delta={delta}: write a number")
         settings = RedundancyConfig(
@@ -120,10 +118,11 @@ class ConditionalRedundancy(nn.Module):
         covariance: float = 1.0,
         where: tuple[int, int] | None = None,
     ) -> Tensor:
-        """delta ramp_up / (M - 1) times the redundancy summed over pairs: a scalar, differentiable in the means.
+        """Return delta ramp_up / (M - 1) times the redundancy summed over pairs, differentiable in the means.
 
-        The scales get no gradient; None for deterministic members. covariance blends the noise on features from
-        variance 1 (0) to the scales (1). where: the key of random draws, by default (0, calls of `learn` so far).
+        scales: None for deterministic members; they get no gradient. covariance: 0 adds noise of variance 1 to the
+        features, 1 adds noise of the given scales, values between blend both. where: the key of the random draws, by
+        default (0, number of `learn` calls so far).
         """
         if not torch.is_grad_enabled():
             return self.read(means, scales, labels, ramp_up, covariance, where)
@@ -134,7 +133,7 @@ class ConditionalRedundancy(nn.Module):
 
     @property
     def loss(self) -> Tensor:
-        """The value of the last call, which `learn` has not followed yet."""
+        """Return the value of the last call, before `learn`."""
         assert self.lesson is not None
         return self.discriminator.weight(self.lesson.now) * self.values["redundancy"]
 
@@ -147,8 +146,8 @@ class ConditionalRedundancy(nn.Module):
         covariance: float = 1.0,
         where: tuple[int, int] | None = None,
     ) -> Tensor:
-        """The value alone, from which nothing is learned; a call of the object under `torch.no_grad` does this."""
-        # Out of inference mode: the discriminator keeps tables of pairs, which autograd must be able to read later.
+        """Return the value only; `learn` ignores this batch. A call under `torch.no_grad` does this."""
+        # Leave inference mode: the discriminator caches tables of pairs, which autograd must be able to read later.
         with torch.inference_mode(False), torch.no_grad(), self.in_float32():
             lesson = self.lesson_of(means, scales, labels, ramp_up, covariance, where)
             estimate = self.discriminator.estimate(lesson.features, labels, lesson.now, lesson.where)
@@ -163,7 +162,7 @@ class ConditionalRedundancy(nn.Module):
         covariance: float = 1.0,
         where: tuple[int, int] | None = None,
     ) -> Tensor:
-        """d(loss)/d(means) [M, B, D], to be sent to members elsewhere; otherwise as a call of the object."""
+        """Return d(loss)/d(means) [M, B, D], to send to members on other ranks; arguments as in `forward`."""
         with torch.enable_grad(), self.in_float32():
             self.lesson = lesson = self.lesson_of(means, scales, labels, ramp_up, covariance, where)
             gradients_MBD, self.values = self.discriminator.redundancy_gradients(
@@ -189,9 +188,9 @@ class ConditionalRedundancy(nn.Module):
         return Lesson(Features(means_MBD, scales_MBD), labels, now, where or (0, self.steps))
 
     def learn(self) -> dict[str, Tensor]:
-        """The discriminator learns from the batch of the last call, which then enters its class memory.
+        """Train the discriminator on the batch of the last call, then add the batch to the class memory.
 
-        Returns named values: redundancy in nats, loss and accuracy of the discriminator.
+        Return named values: redundancy in nats, loss and accuracy of the discriminator.
         """
         if self.lesson is None:
             raise ValueError("there is no batch to learn from: call the object with means, scales and labels first")
@@ -206,13 +205,13 @@ class ConditionalRedundancy(nn.Module):
 
     @torch.no_grad()
     def independence(self, means: Stacked, labels: Tensor) -> Tensor:
-        """[B]: the mean over pairs of 1 - w, low where features are redundant; multiplies logits for an OOD score."""
+        """Return [B], the mean over pairs of 1 - w: low for redundant features. Times logits, it is an OOD score."""
         means_MBD = to_float32(self.stacked("means", means))
         with self.in_float32():
             return self.discriminator.network.independence(means_MBD, labels, self.discriminator.pairs_P2)
 
     def in_float32(self) -> torch.autocast:
-        """A context without autocast. Log f may leave the range of fp16, and its gradients do."""
+        """Return a context without autocast: log f may leave the range of fp16, and its gradients do."""
         return torch.autocast(self.discriminator.pairs_P2.device.type, enabled=False)
 
     def stacked(self, name: str, values: Stacked) -> Tensor:
@@ -244,7 +243,7 @@ class ConditionalRedundancy(nn.Module):
 
 
 class WithGradient(torch.autograd.Function):
-    """A value whose gradient with respect to `inputs` is known already."""
+    """A value with a precomputed gradient with respect to `inputs`."""
 
     @staticmethod
     def forward(context: FunctionCtx, inputs: Tensor, value: Tensor, gradients: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class Features:
 
     @classmethod
     def of(cls, read: "Read") -> Self:
-        """Deterministic members send no scale: w then adds noise of variance 1, or none (redundancy.scale)."""
+        """Take the features from the fields. Deterministic members send no scale: theirs is 1."""
         return cls(read["mean"], read["scale"] if "scale" in read else torch.ones_like(read["mean"]))
 
 
@@ -36,22 +36,22 @@ Read = Mapping[str, Tensor]  # the fields that a counterpart reads, by name, eac
 
 @dataclass(frozen=True)
 class Division:
-    """How the work of a counterpart is divided among ranks that hold equal copies of it. By default one does it all."""
+    """The division of a counterpart's work among ranks that hold equal copies of it; by default one rank does all."""
 
-    nth: int = 0  # this rank's place among them
+    nth: int = 0  # this rank's place among these ranks
     ranks: int = 1
-    sum_gradients: Callable[[Sequence[nn.Parameter]], None] = lambda parameters: None  # over all of them
+    sum_gradients: Callable[[Sequence[nn.Parameter]], None] = lambda parameters: None  # over all these ranks
 
     def own(self, items: int) -> slice:
-        """Which of so many equal pieces of work are this rank's."""
+        """Return this rank's slice of `items` equal pieces of work."""
         return share(items, self.ranks, self.nth)
 
 
 class Counterpart(nn.Module):
-    """A step calls answers, then study: the answers come from the weights of the previous step.
+    """A module that reads all members. A step calls `answers`, with the weights of the previous step, then `study`.
 
-    One that can be divided answers for its own share only, and the answers of all ranks are added. Named values are
-    averaged over ranks in the records, as those of replicas are.
+    A divided counterpart answers for its own share only, and members add up the answers of all its ranks. The records
+    average named values over the ranks, as they do over replicas.
     """
 
     divisible = False
@@ -59,11 +59,11 @@ class Counterpart(nn.Module):
 
     @property
     def weights(self) -> nn.Module:
-        """The module that a moving average follows."""
+        """Return the module that a moving average follows."""
         return self
 
     def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
-        """Return what each member is told, each tensor [M, B, width], and named values for the records."""
+        """Return the answers to all members, each tensor [M, B, width], and named values for the records."""
         raise NotImplementedError
 
     def study(
@@ -77,7 +77,7 @@ class Counterpart(nn.Module):
 
 
 class Adversary(Counterpart):
-    """Answers gradients of the means."""
+    """A counterpart that answers gradients of the means."""
 
     def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
         gradients_MBD, values = self.redundancy_gradients(Features.of(read), targets.labels_B, now, key)
@@ -91,7 +91,7 @@ class Adversary(Counterpart):
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> tuple[Tensor, Values]:
-        """d(loss)/d(means) [M, B, D] with its weight applied, and named values for the records."""
+        """Return d(loss)/d(means) [M, B, D] with its weight applied, and named values for the records."""
         raise NotImplementedError
 
     def learn(

@@ -1,9 +1,9 @@
-"""The discriminator w: tells features of one input from features of two inputs of the same class.
+"""The discriminator w: distinguishes features of one input from features of two inputs of the same class.
 
-The input of the paper's network is M slots side by side, one per member, all but two filled with zeros. An embedding of
-the class enters its first two layers, and it has one output per class. This module computes the same function without
-the zeros: each slot's part of the first layer is applied once to its member's features, and the results are added per
-pair; the embedding acts as a table with one row per class; only the output of the input's class is computed.
+The paper's network reads M slots side by side, one per member, and fills all but two with zeros. An embedding of the
+class enters its first two layers, and it has one output per class. This module computes the same function without the
+zeros. Each slot's part of the first layer is applied once to its member's features, and the results are added per pair.
+The embedding becomes a table with one row per class. Only the output of the input's class is computed.
 tests/algorithm1.py has the literal network.
 
 Legend: M members, B inputs, D features, K classes, S samples, R product pairs per joint pair, P pairs of members, X
@@ -49,10 +49,10 @@ class PairClassifier(nn.Module):
         self.second = nn.Linear(hidden, hidden)
         self.third = nn.Linear(hidden, LAST)
         self.last = nn.Linear(LAST, num_classes)
-        self.initialise(num_members * feature_dim + embedding, hidden + embedding)
+        self.initialize(num_members * feature_dim + embedding, hidden + embedding)
 
-    def initialise(self, first_inputs: int, second_inputs: int) -> None:
-        """Draws weights as torch.nn.Linear and Embedding would for the literal layers."""
+    def initialize(self, first_inputs: int, second_inputs: int) -> None:
+        """Draw the weights as torch.nn.Linear and Embedding would for the literal layers."""
         first, second = 1 / math.sqrt(first_inputs), 1 / math.sqrt(second_inputs)
         for parameter in (self.slots_MDH, self.embedding_first_EH, self.first_bias):
             nn.init.uniform_(parameter, -first, first)
@@ -61,11 +61,11 @@ class PairClassifier(nn.Module):
         nn.init.normal_(self.embedding_KE)
 
     def project(self, z_MBD: Tensor) -> Tensor:
-        """Each member's part of the first layer; any number of dimensions may lie between M and D."""
+        """Apply each member's part of the first layer; any number of dimensions may lie between M and D."""
         return torch.bmm(z_MBD.flatten(1, -2), self.slots_MDH).unflatten(1, z_MBD.shape[1:-1])
 
     def of_class(self, labels_B: Tensor) -> "ClassRows":
-        """The parts of the layers that depend on the class of each input."""
+        """Return the parts of the layers that depend on the class of each input."""
         first_KH = self.embedding_KE @ self.embedding_first_EH + self.first_bias
         second_KH = self.embedding_KE @ self.embedding_second_EH + self.second.bias
         tables = (first_KH, second_KH, self.last.weight, self.last.bias[:, None])
@@ -73,14 +73,14 @@ class PairClassifier(nn.Module):
         return ClassRows(first_BH, second_BH, last_BL, last_B1.flatten())
 
     def logits(self, first_XBH: Tensor, of_class: "ClassRows") -> Tensor:
-        """log f = log w/(1-w) for rows of first-layer sums."""
+        """Return log f = log w/(1-w) for rows of first-layer sums."""
         hidden = F.leaky_relu(first_XBH, SLOPE)
         hidden = F.leaky_relu(hidden @ self.second.weight.T + of_class.second_BH, SLOPE)
         hidden = F.leaky_relu(self.third(hidden), SLOPE)
         return torch.einsum("xbl,bl->xb", hidden, of_class.last_BL) + of_class.last_B
 
     def independence(self, means_MBD: Tensor, labels_B: Tensor, pairs_P2: Tensor) -> Tensor:
-        """Mean over pairs of 1 - w(z_i, z_j, y) with z = means: low where features are redundant.
+        """Return the mean over pairs of 1 - w(z_i, z_j, y) with z = means: low for redundant features.
 
         docs/choices.md, 13: the paper has 1 - w in its text, but w in an appendix. Unconditional w ignores the labels.
         """
@@ -124,8 +124,8 @@ class Drawn:
 class Discriminator(Adversary):
     """w and the class memory: Steps 2 and 3 of Algorithm 1.
 
-    Ranks that divide it (redundancy.ranks) compare some pairs of members each. Their draws are those of a single rank,
-    and their gradients of w are added in every learning step, so their copies of w and of the memory stay equal.
+    Ranks that divide w (redundancy.ranks) compare some pairs of members each. All of them make the same draws as a
+    single rank, and sum the gradients of w in every learning step, so their copies of w and of the memory stay equal.
     """
 
     divisible = True
@@ -153,13 +153,13 @@ class Discriminator(Adversary):
 
     @property
     def weights(self) -> nn.Module:
-        """w without its class memory."""
+        """Return w without its class memory."""
         return self.network
 
     def redundancy_gradients(
         self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """d(redundancy loss)/d(means) [M, B, D]; the scales get no gradient (docs/choices.md, 9)."""
+        """Return d(redundancy loss)/d(means) [M, B, D]; the scales get no gradient (docs/choices.md, 9)."""
         means_MBD = features.means_MBD.detach().requires_grad_()
         estimate = self.estimate(Features(means_MBD, features.scales_MBD), labels_B, now, key)
         weight = estimate.new_full((), self.weight(now))
@@ -167,32 +167,35 @@ class Discriminator(Adversary):
         return gradients_MBD, self.named(estimate.detach())
 
     def estimate(self, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey) -> Tensor:
-        """The redundancy, averaged over all pairs: this rank's share of it."""
+        """Return this rank's share of the redundancy, averaged over all pairs."""
         draws = generator(labels_B.device, self.seed, "redundancy", *key)
         pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
         terms = self.redundancy(features, self.classes(labels_B), pairs_P2, now, draws)
         return times(self.fraction(len(pairs_P2)), reduce(torch.add, terms.values()))
 
     def named(self, estimate: Tensor) -> dict[str, Tensor]:
-        """The values for the records."""
+        """Name the values for the records."""
         # w sees R product pairs to a joint one, so f is the density ratio over R; in both terms together R cancels.
         shift = {"lhs": 1, "rhs": -1, "both": 0}[self.config.terms] * math.log(self.config.negatives)
-        whole = times(self.division.ranks, estimate)  # in the mean over ranks
+        whole = times(self.division.ranks, estimate)  # the records average over ranks
         return {"redundancy": whole, "redundancy_nats": whole + shift}
 
     def fraction(self, num_pairs: int) -> float:
-        """This rank's share of so many pairs."""
+        """Return this rank's share of `num_pairs` pairs."""
         own = self.division.own(num_pairs)
         return (own.stop - own.start) / num_pairs
 
     def weight(self, now: ScheduleValues) -> float:
-        """The weight of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
+        """Return the weight of the mean over pairs: delta / (M - 1) for each pair, with the ramp-up."""
         return self.delta * now.ramp_up / (self.num_members - 1) * len(self.pairs_P2)
 
     def redundancy(
         self, features: Features, labels_B: Tensor, pairs_P2: Tensor, now: ScheduleValues, draws: torch.Generator
     ) -> dict[str, Tensor]:
-        """The chosen terms of the Donsker-Varadhan estimate, averaged over own pairs (docs/choices.md, 2 and 7)."""
+        """Return the chosen terms of the Donsker-Varadhan estimate, averaged over this rank's pairs.
+
+        docs/choices.md, 2 and 7.
+        """
         negatives = 0 if self.config.terms == "lhs" else self.config.negatives
         partners = Partners.of(labels_B, self.memory) if negatives else None
         (compared,) = self.comparisons(features, labels_B, partners, [pairs_P2], now, [draws])
@@ -216,7 +219,7 @@ class Discriminator(Adversary):
     def learn(
         self, optimizer: torch.optim.Optimizer, features: Features, labels_B: Tensor, now: ScheduleValues, key: StepKey
     ) -> dict[str, Tensor]:
-        """Step 3: num_steps steps of w, each on new samples and partners; then the batch is written to the memory."""
+        """Run Step 3: num_steps steps of w, each on new samples and partners. Then write the batch to the memory."""
         seeds = [seed_for(self.seed, "discriminator", *key, step) for step in range(self.config.num_steps)]
         if self.config.graph and labels_B.is_cuda:
             self.recorded = self.recorded or Recorded(partial(self.take_steps, optimizer))
@@ -253,9 +256,9 @@ class Discriminator(Adversary):
         }
 
     def targets(self, found_B: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
-        """Targets, 1 for joint and 0 for product rows; and weights, 0 for product rows of inputs without a partner.
+        """Return targets, 1 for joint and 0 for product rows; and weights, 0 for product rows without a partner.
 
-        The weights of all pairs add up to 1, those of this rank's pairs to their fraction.
+        The weights of all pairs add up to 1. The weights of this rank's pairs add up to their fraction.
         """
         own, num_samples = self.division.own(num_pairs), self.config.num_samples
         joint = (own.stop - own.start) * num_samples
@@ -267,7 +270,7 @@ class Discriminator(Adversary):
         return targets_X1, times(self.fraction(num_pairs), weights_XB / weights_XB.sum())
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of a graph keeps its counters on the GPU."""
+        """Build the optimizer of w; in a CUDA graph it keeps its counters on the GPU."""
         recorded = self.config.graph and self.network.first_bias.is_cuda
         return torch.optim.RMSprop(self.network.parameters(), lr=self.config.lr, foreach=True, capturable=recorded)
 
@@ -303,8 +306,8 @@ class Discriminator(Adversary):
     ) -> Iterator[Comparison]:
         """Yield one comparison for each generator, with the pairs of members that belong to it.
 
-        Everything is drawn at once. The first layer is applied when a comparison is asked for, with the weights that w
-        has by then, once to each sample of z. partners: None if there are no product pairs.
+        All random numbers are drawn first. The first layer is applied once to each sample of z when the caller takes a
+        comparison, with the weights of w at that time. partners: None if there are no product pairs.
         """
         negatives, num_samples = self.config.negatives if partners else 0, self.config.num_samples
         means_MSBD = features.means_MBD[:, None].expand(-1, num_samples, -1, -1)
@@ -328,7 +331,7 @@ class Discriminator(Adversary):
             yield Comparison(stays_MSBH.flatten(0, 1), first_MXBH.flatten(0, 1), plan, of_class)
 
     def draw(self, means_MSBD: Tensor, num_pairs: int, negatives: int, draws: torch.Generator) -> Drawn:
-        """Draw what one comparison needs, on the generator's device; a new order of draws would be another run."""
+        """Draw the random numbers of one comparison on the generator's device. Their order must never change."""
         (members, samples, batch, features), device = means_MSBD.shape, means_MSBD.device
 
         def noise(samples: int) -> Tensor | None:
@@ -356,7 +359,7 @@ class Discriminator(Adversary):
         return [table.plans(each.moved_PSR[None], own)[0] for table, each in zip(tables, drawn, strict=True)]
 
     def table(self, pairs_P2: Tensor, negatives: int) -> PairTable:
-        """The table of all pairs is made once; a budget draws other pairs for every comparison."""
+        """Return the table of these pairs. The table of all pairs is cached; a budget draws new pairs every time."""
         known = self.tables.get(negatives)
         if known is not None and pairs_P2 is self.pairs_P2 and known.joint_2PS.device == pairs_P2.device:
             return known
@@ -366,7 +369,7 @@ class Discriminator(Adversary):
         return made
 
     def deviation(self, scales: Tensor, now: ScheduleValues) -> Tensor | None:
-        """Of the noise on z, which over time goes from 1 to the predicted scale; None where the noise is as drawn."""
+        """Return the deviation of the noise on z, scheduled from 1 to the predicted scale; None: noise as drawn."""
         if not self.config.reads_scale:
             return None
         floored = scales.clamp_min(self.config.floor) if self.config.floor else scales
@@ -383,7 +386,7 @@ def noisy(means: Tensor, noise: Tensor | None, deviation: Tensor | None) -> Tens
 
 
 def taken(values_MQD: Tensor | None, rows_XB: Tensor) -> Tensor | None:
-    """The rows [M, X, B, D] of each member."""
+    """Return the rows [M, X, B, D] of each member."""
     if values_MQD is None:
         return None
     return values_MQD.index_select(1, rows_XB.flatten()).unflatten(1, rows_XB.shape)

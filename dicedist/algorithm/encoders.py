@@ -1,4 +1,4 @@
-"""How a batch becomes encodings on this rank: trunk, members, noise, autocast, micro-batches and grouped execution.
+"""Encode a batch with the members of this rank: trunk, noise, autocast, micro-batches and grouped execution.
 
     images ── trunk ──┬── member 0 ── Encoding
        (branches)     ├── member 1 ── Encoding
@@ -35,8 +35,8 @@ class Encoders:
     exchange: Carrier
     seed: int
     probes: Sequence[Probe] = ()
-    replaced: Mapping[int, nn.Module] = field(default_factory=dict)  # stands for a member's own Encode: trajectories
-    pieces: int = 1  # a batch goes through the networks in so many, to save memory
+    replaced: Mapping[int, nn.Module] = field(default_factory=dict)  # used in place of a member's Encode
+    pieces: int = 1  # micro-batches per batch, to save memory
     images_per_branch: bool = False  # every branch sends its own crops of the batch through the trunk
     grouped: bool = False  # the members hosted here run as one network; the result is equal up to rounding
     sync_batch_norm: bool = False  # normalize over a member's replicas
@@ -47,7 +47,7 @@ class Encoders:
         if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
             for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
                 self.exchange.synchronise(part.module)
-                if part.average is not None:  # which a probe may read in training mode
+                if part.average is not None:  # a probe may run the average in training mode
                     self.exchange.synchronise(part.average.module)
         members = {index: self.hosted.member(index) for index in self.hosted.members}
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
@@ -94,7 +94,7 @@ class Encoders:
     def through_members(
         self, inputs: Views, noise: Mapping[int, Tensor | None], key: tuple[int, ...]
     ) -> dict[int, Encoding]:
-        """Run as one network, or one after another. Dropout is drawn by key, from where the rows begin."""
+        """Run the members as one network or one after another. The key of the rows seeds dropout."""
         if self.together is not None:
             encodings = self.run(self.together, inputs.apart().tensors, [*noise.values()])
             return dict(zip(noise, encodings, strict=True))
@@ -105,9 +105,9 @@ class Encoders:
         return encodings
 
     def run(self, module: nn.Module, *inputs: Any) -> Any:
-        """Run forward. Of a batch in pieces only the outputs are kept, and backward runs forward again by pieces.
+        """Run a module forward. With several pieces, keep only the outputs; backward then runs forward again.
 
-        That second forward leaves the running statistics of batch norms alone: they have counted the piece before.
+        The second forward does not change the running statistics of batch norms: they have counted the piece already.
         """
         with counted_together(self.norms[module]):
             if self.pieces == 1 or not torch.is_grad_enabled():
@@ -122,7 +122,7 @@ class Encoders:
     def noise(self, batch: Batch, member: int) -> Tensor | None:
         """Draw the noise on z; None for a deterministic member.
 
-        It is drawn for the whole batch, so that an input gets the same noise whichever replica sees it.
+        The noise is drawn for the whole batch, so that an input gets the same noise on every replica.
         """
         if self.hosted.member(member).bottleneck is None:
             return None
@@ -137,9 +137,9 @@ class Encoders:
             return images.map(lambda view: self.run(trunk.module, view))
 
     def branch_by_branch(self, trunk: nn.Module, images: Views) -> Views:
-        """Show every branch's images the same running statistics, then move them once, by the mean over all branches.
+        """Run the trunk on each branch's images with the same running statistics, then update these once by their mean.
 
-        So the trunk is the same however its branches are spread over ranks, which meet here.
+        The result does not depend on how branches are spread over ranks. All ranks with members call this.
         """
         statistics = [buffer.data for buffer in trunk.buffers() if buffer.is_floating_point()]
         counters = [buffer for buffer in trunk.buffers() if not buffer.is_floating_point()]

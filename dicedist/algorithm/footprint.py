@@ -1,4 +1,4 @@
-"""How much memory the parts of a rank take before any image: weights, gradients, the states of optimisers, averages."""
+"""The memory of a rank's parts before any image: weights, gradients, optimizer states, averages."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from dicedist.config.plan import Plan
 from dicedist.config.schema import Config, OptimizerConfig
 
 FLOAT = torch.float32.itemsize
-OF_W = 3  # weights, gradients, RMSProp's mean square; a momentum. One that estimates has an average too
-OF_ADAM = 4  # weights, gradients, two means
+OF_W = 3  # copies: weights, gradients, one optimizer state (RMSProp's mean square, or a momentum)
+OF_ADAM = 4  # copies: weights, gradients, two moments
 
 
 def footprint(
     config: Config, method: Method, plan: Plan, members: Sequence[int], hosts_discriminator: bool, num_classes: int
 ) -> dict[str, int]:
-    """Return bytes by kind of part. Nothing is allocated."""
+    """Return bytes by kind of part, without allocating any weights."""
     size, networks = plan.num_members, weightless(config, plan)
     branches = config.structure == "branch"
     with torch.device("meta"):
@@ -39,7 +39,7 @@ def footprint(
         if hosts_discriminator:
             assert method.counterpart is not None
             w = build_counterpart(config, method, plan, num_classes)
-            copies = OF_W + bool(method.estimator)
+            copies = OF_W + bool(method.estimator)  # evaluation reads an average of w
             needed["w" if method.estimator else method.counterpart.part] = copies * FLOAT * count(w)
         if hosts_discriminator and method.estimator:
             kept = config.redundancy.memory * num_classes + 1 + config.batch_size

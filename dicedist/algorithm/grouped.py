@@ -1,8 +1,8 @@
 """Members that share a device as one network: their layers side by side, a group of channels for each member.
 
-Small networks leave a GPU waiting for the next kernel, and one kernel for all members is launched once. The weights
-stay where they are, in the members: every grouped layer reads those of its members when it runs, so that optimisers,
-moving averages, checkpoints and evaluation never notice.
+Small networks leave a GPU waiting for the next kernel; a grouped layer launches one kernel for all members. The weights
+stay in the members, and a grouped layer reads them when it runs. So optimizers, moving averages, checkpoints and
+evaluation need not know about it.
 
 Legend: M members, B inputs, C channels, I and O widths of a layer, D features.
 """
@@ -36,7 +36,7 @@ class Together(nn.Module):
 
 
 class Grouped(nn.Module):
-    """A layer of all members. The first speaks for all where they are alike: mode, stride, momentum."""
+    """One layer of all members. Settings that members share (mode, stride, momentum) come from the first member."""
 
     def __init__(self, layers: Sequence[nn.Module]):
         super().__init__()
@@ -62,7 +62,7 @@ class GroupedConv(Grouped):
 
 
 class GroupedNorm(Grouped):
-    """Batch norm over each channel by itself, so that groups do not matter; every member keeps its own statistics."""
+    """Batch norm treats each channel separately, so it needs no groups. Every member keeps its own statistics."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         first, mean, variance = self.first, self.joined("running_mean"), self.joined("running_var")
@@ -99,25 +99,25 @@ KINDS: dict[type[nn.Module], type[Grouped]] = {
 
 
 def grouped(members: Sequence[Module]) -> Module:
-    """One module that does what the members do: it maps [B, M C, ...] to [B, M D], one slice for each member."""
+    """Return one module for all members: it maps [B, M C, ...] to [B, M D], one slice for each member."""
     named = [dict(member.named_modules()) for member in members]
     twins: dict[int, Any] = {
         id(layer): KINDS[type(layer)]([modules[name] for modules in named])
         for name, layer in named[0].items()
         if type(layer) in KINDS
     }
-    others = {id(parameter): parameter for parameter in members[0].parameters()}  # of no layer, and read by no forward
+    others = {id(parameter): parameter for parameter in members[0].parameters()}  # outside of layers, unused
     return copy.deepcopy(members[0], others | twins)
 
 
 def why_not_grouped(networks: Sequence[Network], shape: tuple[int, ...]) -> str | None:
-    """Why such members cannot be one network, in a few words; None if they can.
+    """Return why these members cannot run as one network, in a few words; None if they can.
 
-    networks: of two members or more, which are used up. shape: of an input. Whether the code between the layers treats
-    channels alike, nobody can read from it: a few inputs go through both ways.
+    networks: at least two, which cannot be used afterwards. shape: of an input. Code between the layers may treat
+    channels differently, which the modules do not show. So the outputs of both ways are compared for a few inputs.
     """
     if len({repr(network) for network in networks}) > 1:
-        return "members are of different networks"
+        return "members have different networks"
     for layer in networks[0].modules():
         own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
         if own and type(layer) not in KINDS:
@@ -127,11 +127,11 @@ def why_not_grouped(networks: Sequence[Network], shape: tuple[int, ...]) -> str 
         before = torch.get_rng_state()
         expected = [network.double().train()(inputs) for network in networks]
         if not torch.equal(torch.get_rng_state(), before):
-            return "members draw in their layers (dropout, stochastic depth), each for itself"
+            return "layers of members draw random numbers (dropout, stochastic depth)"
         try:
             found = grouped(networks)(torch.cat([inputs] * len(networks), 1))
         except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            return f"its code takes one member alone ({' '.join(str(error).split())[:100]})"
+            return f"its code works for a single member only ({' '.join(str(error).split())[:100]})"
     together = torch.cat(expected, 1)
     same = found.shape == together.shape and torch.allclose(found, together, rtol=1e-6, atol=1e-6)
-    return None if same else "its code mixes channels, so that members would read each other"
+    return None if same else "its code mixes channels of different members"

@@ -1,7 +1,8 @@
-"""The losses of an ensemble in one process, as functions of what its members computed: for a loop of one's own.
+"""Losses of an ensemble in one process, as functions of the members' outputs: for your own training loop.
 
-Each is a scalar, summed over members and averaged over inputs, whose gradient with respect to a member's tensors is the
-one that the trainer gives that member. docs/methods.md has the equations; the redundancy loss is ConditionalRedundancy.
+Each loss is a scalar, summed over members and averaged over inputs. Its gradient in a member's tensors equals the
+gradient that the trainer gives that member. docs/methods.md has the equations. ConditionalRedundancy is the redundancy
+loss.
 
 Legend: M members, B inputs, D features, K classes, A and C peers.
 """
@@ -35,7 +36,7 @@ def vceb(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: 
     """Variational conditional entropy bottleneck: cross-entropy and the divergence from the class's prior over beta.
 
     logits [M, B, K] of one sample of z, means and scales [M, B, D] of its encoder, priors [M, K, D]: the mean b(y) of
-    the backward encoder, learnt by each member for each class.
+    the backward encoder, which each member learns for each class.
 
     Examples:
         >>> zeros, ones = torch.zeros(2, 8, 4), torch.ones(2, 8, 4)
@@ -49,8 +50,9 @@ def vceb(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: 
 
 
 def vib(logits: Tensor, labels: Tensor, means: Tensor, scales: Tensor, priors: Tensor, beta: float) -> Tensor:
-    """Variational information bottleneck: as `vceb` with one prior for all classes, priors [M, 1, D]. The trainer's
-    beta is that of `vceb` plus 1.
+    """Variational information bottleneck: `vceb` with one prior for all classes, priors [M, 1, D].
+
+    The trainer's beta for VIB is its beta for VCEB plus 1.
 
     Examples:
         >>> zeros, ones = torch.zeros(2, 8, 4), torch.ones(2, 8, 4)
@@ -135,14 +137,14 @@ def okddip(logits: Tensor, queries: Tensor, keys: Tensor, temperature: float) ->
 
 
 def others_of(logits_MBK: Tensor) -> list[Tensor]:
-    """For each member, the rows of all others."""
+    """Return for each member the rows of all others."""
     return [torch.cat([logits_MBK[:m], logits_MBK[m + 1 :]]) for m in range(len(logits_MBK))]
 
 
 def refuse_alone(logits_MBK: Tensor) -> None:
     if logits_MBK.ndim != 3 or len(logits_MBK) < 2:
         raise ValueError(
-            f"logits have shape {list(logits_MBK.shape)}: give [members, inputs, classes], of 2 members at least"
+            f"logits have shape {list(logits_MBK.shape)}: give [members, inputs, classes] with at least 2 members"
         )
 
 
@@ -152,7 +154,7 @@ def refuse_temperature(temperature: float) -> None:
 
 
 def refuse_unfit(means: Tensor, scales: Tensor, priors: Tensor, rows: tuple[int, int], beta: float) -> None:
-    """Checks the tensors of a bottleneck. rows: members, and the means that the prior of each has."""
+    """Check the tensors of a bottleneck. rows: the number of members, and of prior means of each member."""
     if scales.shape != means.shape:
         raise ValueError(f"scales have shape {list(scales.shape)}, and means {list(means.shape)}")
     if tuple(priors.shape) != (*rows, means.shape[-1]):
@@ -162,7 +164,7 @@ def refuse_unfit(means: Tensor, scales: Tensor, priors: Tensor, rows: tuple[int,
 
 
 def refuse_labels(labels_B: Tensor, batch: int, num_classes: int) -> None:
-    """Their range only on a CPU, where looking at it costs nothing."""
+    """Check the labels. Their range is checked only on a CPU, where reading it needs no synchronization."""
     if not isinstance(labels_B, Tensor):
         raise ValueError(f"labels are a {type(labels_B).__name__}: give a tensor, torch.int64 [{batch}]")
     if labels_B.shape != (batch,) or labels_B.dtype != torch.int64:
@@ -170,7 +172,7 @@ def refuse_labels(labels_B: Tensor, batch: int, num_classes: int) -> None:
     if labels_B.device.type == "cpu" and batch and not (labels_B.min() >= 0 and labels_B.max() < num_classes):
         low, high = labels_B.min().item(), labels_B.max().item()
         raise ValueError(
-            f"labels lie in {low}..{high}, and there are {num_classes} classes: give 0 to {num_classes - 1}"
+            f"labels lie in {low}..{high}, but there are {num_classes} classes: give 0 to {num_classes - 1}"
         )
 
 

@@ -22,12 +22,12 @@ class Encoding:
     scale_BD: Tensor | None
     z_BD: Tensor
     logits_BK: Tensor
-    raw_scale_BD: Tensor | None = None  # whose softplus the scale is
+    raw_scale_BD: Tensor | None = None  # the scale before softplus
     probed: dict[str, Tensor] = field(default_factory=dict)  # results of probes, by their names
 
     @classmethod
     def joined(cls, pieces: Sequence["Encoding"]) -> "Encoding":
-        """Put the encodings of a batch's pieces together."""
+        """Concatenate the encodings of a batch's pieces."""
 
         def column(name: str) -> Any:
             rows = [getattr(piece, name) for piece in pieces]
@@ -37,7 +37,7 @@ class Encoding:
         return cls(**{name: column(name) for name in TENSORS}, probed=probed)
 
     def apart(self, count: int) -> list["Encoding"]:
-        """Split into the encodings of so many members, which stand side by side in this one."""
+        """Split the encoding of `count` members that lie side by side into one encoding per member."""
 
         def slices(value: Tensor | None) -> Sequence[Any]:
             return [None] * count if value is None else value.chunk(count, 1)
@@ -70,13 +70,13 @@ class Bottleneck(nn.Module):
             self.prior_KD = nn.Parameter(torch.randn(prior_rows, feature_dim))
 
     def forward(self, mean_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale, and what softplus made it of, in float32 at least."""
+        """Return the scale and its value before softplus, in at least float32."""
         raw_BD = to_float32(self.scale(mean_BD))
         return F.softplus(raw_BD), raw_BD
 
 
 class Member(nn.Module):
-    """In a net the encoder reads images; in a branch it reads the output of the shared trunk."""
+    """Encoder, bottleneck and classifier. A net's encoder reads images, a branch's reads the shared trunk's output."""
 
     def __init__(self, encoder: Network, num_classes: int, prior_rows: int | None):
         super().__init__()
@@ -85,13 +85,13 @@ class Member(nn.Module):
         self.bottleneck = None if prior_rows is None else Bottleneck(encoder.feature_dim, prior_rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits from the mean, for inference."""
+        """Return logits from the mean, for inference."""
         return self.classifier(self.encoder(inputs))
 
     def encode(self, inputs: Tensor, noise_BD: Tensor | None, keeps: Sequence[str] = ()) -> Encoding:
         """Return features, and logits from one sample of z, by the reparameterization trick.
 
-        keeps: outputs of the network for probes, "trunk" or "map", as far as the network has them.
+        keeps: outputs of the network for probes, "trunk" or "map", if the network has them.
         """
         outputs = self.encoder.outputs(inputs)
         mean_BD = to_float32(outputs.features_BD)
@@ -118,5 +118,5 @@ class Encode(nn.Module):
 
 
 def to_float32(values: Tensor) -> Tensor:
-    """Autocast layers return half precision; values that are sampled, sent or compared are float32 at least."""
+    """Convert the half precision of autocast layers to float32, before values are sampled, sent or compared."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -6,7 +6,7 @@ memory without copying the memory:
     pool    [ ... room ... | batch: B rows | memory: Q rows ]
 
 Legend: M members, B inputs of a batch, D features, K classes, C entries per class, Q = K*C + 1 rows of memory (the last
-takes what is not kept).
+row takes the inputs that are not kept).
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ KEPT = ("means", "scales")
 
 
 class ClassMemory(nn.Module):
-    """Stores means and scales, never samples, so that z can be drawn anew (docs/choices.md, 10)."""
+    """Stores means and scales, never samples, so that z can be drawn again (docs/choices.md, 10)."""
 
     written_K: Tensor  # inputs of each class seen so far
 
@@ -39,7 +39,7 @@ class ClassMemory(nn.Module):
         return self.get_buffer("pool_scales")[:, self.room :]
 
     def with_batch(self, means_MBD: Tensor, scales_MBD: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and scales of the batch's rows, then the memory's. The next call may overwrite them."""
+        """Return means and scales of the batch's rows, then the memory's. The next call may overwrite them."""
         if means_MBD.requires_grad:  # gradients flow to partners from the batch
             pairs = ((means_MBD, self.means_MQD), (scales_MBD, self.scales_MQD))
             means, scales = (torch.cat(pair, dim=1) for pair in pairs)
@@ -56,14 +56,14 @@ class ClassMemory(nn.Module):
     def make_room(self, batch: int) -> None:
         for name in KEPT:
             kept_MQD = self.get_buffer(f"pool_{name}")[:, self.room :]
-            if kept_MQD.is_cuda:  # w may learn on another stream than that of the old pool, which is freed here
+            if kept_MQD.is_cuda:  # w may still read the old pool on this stream when it is freed here
                 kept_MQD.record_stream(torch.cuda.current_stream(kept_MQD.device))
             self.register_buffer(f"pool_{name}", torch.nn.functional.pad(kept_MQD, (0, 0, batch, 0)), persistent=False)
         self.room = batch
 
     @torch.no_grad()
     def write(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> None:
-        """Keep the last C inputs of each class, without boolean indexing, which would synchronise the device."""
+        """Keep the last C inputs of each class, without boolean indexing, which would synchronize the device."""
         num_classes = len(self.written_K)
         seen_BK = (labels_B[:, None] == torch.arange(num_classes, device=labels_B.device)).cumsum(0)
         nth_B = seen_BK.gather(1, labels_B[:, None])[:, 0] - 1
@@ -76,7 +76,7 @@ class ClassMemory(nn.Module):
         self.written_K += total_K
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The memory alone, by the names that checkpoints have always had. What the last row took is not kept."""
+        """Save the memory without the room, under the names that checkpoints have always had. Clear the last row."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in KEPT:
             self.get_buffer(f"pool_{name}")[:, -1] = 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-Fields = dict[str, Tensor]  # what a member may send, each [B, width]
+Fields = dict[str, Tensor]  # the tensors that a member may send, each [B, width]
 Values = dict[str, Tensor]  # named scalars for the records, which stay on the device until they are logged
 FEATURES = ("mean", "scale")  # the fields that a discriminator may read
 
@@ -21,26 +21,26 @@ class Sizes:
     """The sizes of one member, from which the widths of its fields follow."""
 
     features: int  # D
-    pixels: int  # values of an input: of an image in all colours, of a vector
+    pixels: int  # values of an input: an image in all colors, or a vector
     classes: int  # K
-    map: tuple[int, int, int] | None = None  # channels, rows and columns before pooling, where the method reads them
+    map: tuple[int, int, int] | None = None  # channels, rows and columns before pooling, if the method reads them
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who must see which fields of whom, independent of the ranks that host them."""
+    """The fields that each receiver needs from each sender, independent of the ranks that host them."""
 
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     received: Mapping[tuple[int, int], tuple[str, ...]]  # (receiver, sender) -> the sender's fields that it must see
     features: tuple[str, ...]  # the fields that the counterpart (the discriminator, a fusion) reads
     compared: Sequence[int]  # the members whose fields it reads
-    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers each of them
-    outputs: tuple[str, ...] = ()  # what else it answers, as wide as `widths` says
+    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers
+    outputs: tuple[str, ...] = ()  # other fields that it answers, with the widths in `widths`
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the counterpart answers: one member's rows [B, width], or those of all members it reads, [M, B, width]."""
+    """The counterpart's answers: to one member [B, width], or to all members that it reads [M, B, width]."""
 
     gradients: Fields = field(default_factory=dict)  # d(loss)/d(field), with the weight of the loss applied
     outputs: Fields = field(default_factory=dict)  # results of the counterpart that terms read
@@ -48,13 +48,13 @@ class Answers:
 
 @dataclass
 class Gathered:
-    """What this rank holds after a gather: the fields by member, and which members were out of step (1) or not (0)."""
+    """The result of a gather on this rank: fields by member, and a flag for each member that is out of step."""
 
     fields: dict[int, Fields]
     out_of_step_M: Tensor
 
     def stacked(self, name: str, members: Sequence[int]) -> Tensor:
-        """[members, B, largest width], with narrower members padded with zeros."""
+        """Return [members, B, largest width], with narrower members padded with zeros."""
         rows = [self.fields[member][name] for member in members]
         width = max(row.shape[-1] for row in rows)
         pads = [width - row.shape[-1] for row in rows]
@@ -96,5 +96,5 @@ class Carrier(Protocol):
 
 
 def times(factor: float, value: Tensor) -> Tensor:
-    """Multiply, unless that would only launch a kernel."""
+    """Multiply, but launch no kernel for a factor of 1."""
     return value if factor == 1 else factor * value

@@ -1,9 +1,9 @@
 """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019): each input takes something of its neighbor in the batch.
 
 The order of an epoch is random, so neighbors are random partners: 0 and 1, 2 and 3, ... of the whole batch; a last one
-without partner stays as it is. All members see the same mixture. Mixup leaves an input the larger share of itself: as
-both of a pair are mixed, that only decides which of the two mixtures is called the first's. CutMix shows a box of the
-partner that may be of any size, as published.
+without partner stays as it is. All members see the same mixture. In mixup an input keeps the larger share of itself.
+Both inputs of a pair are mixed, so this only decides which of the two mixtures comes first. CutMix shows a box of the
+partner, which may have any size, as published.
 
 Legend: B inputs, C colors, H rows, W columns, V values of a vector.
 """
@@ -20,7 +20,7 @@ from dicedist.algorithm.randomness import seed_for
 
 @dataclass(frozen=True)
 class Mixing:
-    """How one batch is mixed.
+    """The mixing of one batch.
 
     own: the share of an input itself. box: the pixels where CutMix shows the partner (top, bottom, left, right).
     """
@@ -44,7 +44,7 @@ def partners(batch: int, device: torch.device) -> Tensor:
 
 
 def draw(mixup: float, cutmix: float, shape: Sequence[int], seed: int, epoch: int, step: int) -> Mixing | None:
-    """The mixing of a batch, the same on every rank. mixup, cutmix: alpha of their Beta(alpha, alpha); 0: without.
+    """Draw the mixing of a batch, the same on every rank. mixup, cutmix: alpha of Beta(alpha, alpha), or 0 for none.
 
     With both, each batch is mixed in one of the two ways. shape: of an input.
     """

@@ -1,7 +1,7 @@
-"""The optimiser of a part: torch's own by name, with the rate and the weight decay of every parameter.
+"""The optimizer of a part: one of torch's, by name, with a learning rate and a weight decay per parameter.
 
-The schedule gives the rate of the heads. A parameter of the network has this rate times `backbone_factor`, and times
-`layer_decay` for every layer between it and the features: the nearer to the images, the slower it learns.
+The schedule gives the learning rate of the heads. A parameter of the network has this rate times `backbone_factor`, and
+times `layer_decay` for every layer between the parameter and the features: layers near the images learn more slowly.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ RATE = "rate"  # of a parameter group: the factor on the rate of the schedule
 def build_optimizer(
     settings: OptimizerConfig, module: nn.Module, backbone: Layers = (), behind: int = 0, fused: bool = True
 ) -> torch.optim.Optimizer:
-    """backbone: the layers of the module that belong to the network; all other parameters are heads.
+    """Build the optimizer. backbone: the module's layers that belong to the network; all other parameters are heads.
 
-    behind: layers of the network that follow them in another part, as those of a branch follow the trunk's.
+    behind: the number of network layers that follow in another part, as a branch follows the trunk.
     """
     groups = parameter_groups(settings, module, backbone, behind)
     common: dict[str, Any] = {"lr": 1.0, "fused": fused}  # every step sets the rate from the schedule
@@ -39,7 +39,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def parameter_groups(
     settings: OptimizerConfig, module: nn.Module, backbone: Layers = (), behind: int = 0
 ) -> list[dict[str, Any]]:
-    """Parameters of the same rate and weight decay; frozen ones belong to no group."""
+    """Group the parameters by learning rate and weight decay; leave out frozen parameters."""
     last = len(backbone) - 1 + behind
     rates = {
         name: settings.backbone_factor * settings.layer_decay ** (last - nth)
@@ -52,12 +52,12 @@ def parameter_groups(
         if parameter.requires_grad:
             decay = 0.0 if name in spared else settings.weight_decay
             groups.setdefault((rates.get(name, 1.0), decay), []).append(parameter)
-    groups = groups or {(1.0, 0.0): []}  # an optimiser wants a group, though all is frozen or there is nothing to learn
+    groups = groups or {(1.0, 0.0): []}  # an optimizer needs a group, even if nothing learns
     return [{"params": each, RATE: rate, "weight_decay": decay} for (rate, decay), each in groups.items()]
 
 
 def undecayed(module: nn.Module) -> set[str]:
-    """Norms, biases, and what a network names itself: positions, class tokens."""
+    """Return parameters without weight decay: norms, biases, and any that a network names (positions, tokens)."""
     names = {name for name, parameter in module.named_parameters() if parameter.ndim <= 1}
     for path, child in module.named_modules():
         if callable(own := getattr(child, "no_weight_decay", None)):

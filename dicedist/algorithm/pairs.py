@@ -1,4 +1,4 @@
-"""Which features the discriminator compares: pairs of members, and for product pairs another input of the same class.
+"""The features that the discriminator compares: pairs of members, and partners of the same class for product pairs.
 
 Legend: M members, B inputs of a batch, C memory entries a class, X draws, P pairs of members, S samples, R product
 pairs per joint pair.
@@ -14,12 +14,12 @@ from dicedist.algorithm.memory import ClassMemory
 
 
 def pairs_of(num_members: int) -> Tensor:
-    """Return every pair of members. torch.combinations has no meta kernel in torch 2.10, where memory is counted."""
+    """Return every pair of members. The footprint needs meta tensors, which torch.combinations lacks in torch 2.10."""
     return torch.tensor(list(combinations(range(num_members), 2)), dtype=torch.int64).reshape(-1, 2)
 
 
 def within_budget(pairs_P2: Tensor, budget: int | None, generator: torch.Generator) -> Tensor:
-    """All pairs of members, or as many as the budget allows, drawn at random."""
+    """Return all pairs of members, or as many as the budget allows, drawn at random."""
     if budget is None or budget >= len(pairs_P2):
         return pairs_P2
     return pairs_P2[torch.randperm(len(pairs_P2), generator=generator, device=generator.device)[:budget]]
@@ -30,8 +30,8 @@ class Partners:
     """For each input of a batch, the other inputs of its class: in the batch and in the memory."""
 
     ranks_BN: Tensor  # cumulative count of candidates over the batch's B inputs, then the C entries of the class
-    found_B: Tensor  # whether there is any
-    skipped_B1: Tensor  # the memory rows of other classes between the batch's rows and those of the class
+    found_B: Tensor  # true for inputs with at least one candidate
+    skipped_B1: Tensor  # memory rows of other classes between the batch's rows and the rows of the class
 
     @classmethod
     def of(cls, labels_B: Tensor, memory: ClassMemory) -> "Partners":
@@ -45,7 +45,7 @@ class Partners:
     def rows(self, chance_BX: Tensor) -> Tensor:
         """Turn chances in 0..1 into rows [X, B] of batch and memory concatenated, uniform over candidates.
 
-        The rows mean nothing where there are no candidates.
+        The rows of inputs without candidates are arbitrary.
         """
         batch, count_B1 = len(self.ranks_BN), self.ranks_BN[:, -1:]
         before_BX = torch.minimum((chance_BX * count_B1).long(), count_B1 - 1)
@@ -55,7 +55,7 @@ class Partners:
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Which projected features are added: both of one input (joint), or one of it and one of its partner (product).
+    """Indices of the projected features to add: both of one input (joint), or one of its partner (product).
 
     `first` indexes the batch's samples, [M, S] flattened. `second` indexes [M, S + S R] flattened, where each member's
     partners follow its samples.
@@ -68,15 +68,15 @@ class PairPlan:
 
 @dataclass(frozen=True)
 class PairTable:
-    """The plans of some pairs of members, up to the draw of the member that takes its features from the partner."""
+    """The plans of some pairs of members, before the draw of the member that takes its features from the partner."""
 
     joint_2PS: Tensor  # rows of `first` and `second`
-    stays_2PSR: Tensor  # of the product pairs, where the first member of a pair moves
-    shift_2P: Tensor  # to be added where the second one does
+    stays_2PSR: Tensor  # rows of the product pairs if the first member of a pair moves
+    shift_2P: Tensor  # added to these rows if the second member moves
 
     @classmethod
     def of(cls, pairs_P2: Tensor, num_samples: int, negatives: int) -> "PairTable":
-        rows = num_samples * (1 + negatives)  # of a member in `second`
+        rows = num_samples * (1 + negatives)  # per member in `second`
         one_P1, other_P1 = pairs_P2.split(1, dim=1)
         samples_S, drawn_SR = torch.arange(rows, device=pairs_P2.device).split([num_samples, rows - num_samples])
         own_PS, partner_PX = other_P1 * num_samples + samples_S, one_P1 * rows + drawn_SR
@@ -87,12 +87,12 @@ class PairTable:
         )
 
     def joint(self, own: slice) -> PairPlan:
-        """Return the plan of the joint pairs alone, of this rank's own pairs."""
+        """Return the plan of the joint pairs only, for this rank's pairs."""
         first_X, second_X = self.joint_2PS[:, own].flatten(1)
         return PairPlan(first_X, second_X, len(first_X))
 
     def plans(self, moved_TPSR: Tensor, own: slice) -> list[PairPlan]:
-        """Return a plan for each draw, of this rank's own pairs only.
+        """Return a plan for each draw, for this rank's pairs.
 
         moved: 0 or 1, the place in its pair of the member that moves, drawn at random (docs/choices.md, 12).
         """

@@ -1,4 +1,4 @@
-"""The parts of an ensemble that a rank hosts: members, what members share, and their counterpart.
+"""The parts of an ensemble on one rank: members, modules that members share, and their counterpart.
 
 A part updates itself: the step computes gradients, and every part clips them, takes its optimizer step and moves its
 average.
@@ -37,27 +37,27 @@ class Part:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """By the names under which their states are saved."""
+        """Return the optimizers by the names under which their states are saved."""
         return {"optimizer": self.optimizer}
 
     @property
     def attached(self) -> list["Part"]:
-        """Parts that live with this one and are trained by it."""
+        """Return the parts that belong to this part and are trained by it."""
         return []
 
     @property
     def learns(self) -> bool:
-        """Tell if any of its parameters is not frozen."""
+        """Return whether any parameter is not frozen."""
         return any(parameter.requires_grad for parameter in self.module.parameters())
 
     def train(self) -> None:
-        """Switch to training mode, except what is frozen."""
+        """Switch all modules but frozen ones to training mode."""
         self.module.train()
         for norm in frozen_norms(self.module):
             norm.eval()
 
     def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
-        """Prepare for the backward pass; fields: of all members, this member's own with their graph."""
+        """Prepare for the backward pass. fields: of all members; this member's own fields have their graph."""
         return {}
 
     def update(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
@@ -66,7 +66,7 @@ class Part:
         self.follow()
 
     def step(self, now: ScheduleValues, scaler: torch.amp.GradScaler) -> None:
-        """Take one optimizer step with the gradients at hand, which are unscaled already."""
+        """Take one optimizer step with the present gradients, which are already unscaled."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
         set_rate(self.optimizer, now.learning_rate)
@@ -74,7 +74,7 @@ class Part:
         self.optimizer.zero_grad(set_to_none=True)
 
     def after_update(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
-        """Do what follows the update of all parts on this rank."""
+        """Run after the update of all parts on this rank."""
         return {}
 
     def follow(self) -> None:
@@ -84,7 +84,7 @@ class Part:
 
 
 def followed(module: nn.Module) -> nn.Module:
-    """Return the weights that a moving average follows: of a counterpart not its memory."""
+    """Return the weights that a moving average follows: without the memory of a counterpart."""
     return module.weights if isinstance(module, Counterpart) else module
 
 
@@ -95,7 +95,7 @@ class Hosted:
     members: Mapping[int, Part]
     trunk: Part | None  # shared by branches
     shared: Part | None  # the method's shared modules: a gate, an attention
-    discriminator: Part | None  # the counterpart of all members: w, or what a method has in its place
+    discriminator: Part | None  # the counterpart of all members: w, or another module in its place
     precision: Precision
     frozen: Part | None = None  # a trunk that is never trained: saved with the others, but not run in a step
 
@@ -106,12 +106,12 @@ class Hosted:
 
     @property
     def learners(self) -> list[Part]:
-        """The parts that the members' losses train."""
+        """Return the parts that the members' losses train."""
         return [part for part in (*self.members.values(), *self.common) if part.learns]
 
     @property
     def common(self) -> list[Part]:
-        """The parts of all members together, replicated on every rank that hosts members."""
+        """Return the parts that all members share, replicated on every rank with members."""
         return [part for part in (self.trunk, self.shared, self.frozen) if part is not None]
 
     @property
@@ -120,7 +120,7 @@ class Hosted:
 
     @property
     def averaged(self) -> "Hosted":
-        """The same parts with the moving averages of their weights."""
+        """Return these parts with the moving averages of their weights."""
 
         def average_of(part: Part) -> Part:
             assert part.average is not None
@@ -151,10 +151,10 @@ class Hosted:
     def update(self, now: ScheduleValues) -> Values:
         """Take one optimizer step of every part that the members' losses train.
 
-        Return the norms of the members' gradients at steps that are logged: each takes four kernels.
+        Return the norms of the members' gradients, but only at logged steps: each norm takes four kernels.
 
-        A part whose gradients overflow in fp16 skips its own step alone, and the loss scale falls for all parts of
-        this rank. Each rank has a scale of its own, and the discriminator none.
+        A part whose gradients overflow in fp16 skips its step, and the loss scale falls for all parts of this rank.
+        Each rank has its own loss scale. The discriminator has none.
         """
         scaler = self.precision.scaler
         for part in self.learners:
@@ -171,9 +171,9 @@ class Hosted:
 
 
 def gradient_norm(module: nn.Module) -> Tensor:
-    """Return the norm over all parameters; 0 where it is not finite, as in a step that fp16 skips.
+    """Return the norm over all parameters; 0 if it is not finite, as in a step that fp16 skips.
 
-    A gradient that overflows otherwise shows in the next loss, which ends the run.
+    Any other overflow shows in the next loss, which ends the run.
     """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     return torch.nan_to_num(nn.utils.get_total_norm(gradients), nan=0.0, posinf=0.0)

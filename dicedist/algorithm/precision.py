@@ -6,7 +6,7 @@ AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 
 
 class Precision:
-    """With fp16 the parts of a rank share one loss scale, because their losses run backward together."""
+    """The autocast contexts of a rank, and its loss scale: one for all parts, as their losses run backward together."""
 
     def __init__(self, name: str, device: torch.device):
         self.device, self.dtype = device, AUTOCAST[name]
@@ -16,9 +16,9 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def for_discriminator(self) -> torch.autocast:
-        """bf16 on a GPU if members use it. Never fp16: log f may leave its range, and the gradients of log f do.
+        """Return bf16 on a GPU if members use bf16. fp16 is too narrow for log f and its gradients.
 
-        Without the cache of weights in bf16: w takes several steps inside one context, and would read old ones.
+        The cache of weights is off: w takes several steps inside one context, and would read old weights.
         """
         halved = self.device.type == "cuda" and self.dtype == torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=halved, cache_enabled=False)

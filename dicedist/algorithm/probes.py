@@ -1,7 +1,7 @@
-"""Probes: how a term reads more of a member than its features and logits, without the step knowing about it.
+"""Probes let a term read more of a member than its features and logits, without changes to the step.
 
 A term names the classes of its probes (`Objective.probes`). Encoders build them once and call them around the encoding
-of every batch. A probe adds its results to `Encoding.probed` under a name of its own:
+of every batch. A probe adds its results to `Encoding.probed` under its own name:
 
     images ── on_images ── trunk ── on_branches ── members ── on_encodings ── encodings
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """The default does nothing: override the places that matter.
+    """The hooks of a probe. By default they do nothing: override the hooks that you need.
 
     Examples:
         >>> class Brightness(Probe):
         ...     def on_encodings(self, encodings, images):
         ...         for member, own in encodings.items():
         ...             own.probed["brightness"] = images[member].mean((1, 2, 3))
-        >>> Brightness.keeps  # the outputs of networks that it reads
+        >>> Brightness.keeps  # the network outputs that the probe reads
         ()
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()  # outputs of the network that encodings keep: "trunk", "map"
 
     def __init__(self, term: "Objective", hosted: Hosted, num_members: int, teacher: nn.Module | None):
-        """term: the first one that names this probe. teacher: maps images to logits [B, T, K]; None without one."""
+        """term: the first term that names this probe. teacher: maps images to logits [B, T, K], or None."""
         self.hosted, self.num_members, self.teacher = hosted, num_members, teacher
 
     @classmethod
@@ -45,15 +45,15 @@ class Probe:
         """Raise a ValueError if this probe cannot work with these settings."""
 
     def on_images(self, images: Views) -> Views:
-        """Change what the networks read, the trunk first if there is one."""
+        """Change the images that the networks read (the trunk, if there is one)."""
         return images
 
     def on_branches(self, outputs: Views) -> Views:
-        """Change what branches read of a shared trunk; networks without one never come here."""
+        """Change the trunk outputs that branches read; not called for nets."""
         return outputs
 
     def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
-        """Add to the encodings; images: as the networks read them."""
+        """Add results to the encodings. images: as the networks read them."""
 
 
 class LastMap(Probe):

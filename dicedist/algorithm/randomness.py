@@ -8,7 +8,7 @@ import torch
 
 
 def seed_for(seed: int, purpose: str, *where: int) -> int:
-    """A 63-bit seed for one draw: the same on every rank, every platform, every resume."""
+    """Return a 63-bit seed for one draw: the same on every rank, every platform, every resume."""
     text = "/".join(map(str, (seed, purpose, *where)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -19,14 +19,14 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
 
 @contextlib.contextmanager
 def initialising(seed: int, purpose: str, *where: int) -> Iterator[None]:
-    """Inside the context, torch's global CPU generator is keyed, for layers that draw their own initial weights."""
+    """Seed torch's global CPU generator by key inside the context, for layers that draw their own initial weights."""
     with drawing(torch.device("cpu"), seed, purpose, *where):
         yield
 
 
 @contextlib.contextmanager
 def drawing(device: torch.device, seed: int, purpose: str, *where: int) -> Iterator[None]:
-    """Inside the context, torch's global generator of the device is keyed, for layers that draw: dropout, depth."""
+    """Seed the device's global generator by key inside the context, for dropout and stochastic depth."""
     index = (device.index or 0,) if device.type == "cuda" else ()
     own = torch.cuda.default_generators[index[0]] if index else torch.random.default_generator
     with torch.random.fork_rng(devices=index):

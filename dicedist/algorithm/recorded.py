@@ -1,8 +1,8 @@
 """The learning of w as one CUDA graph: the kernels of all its steps become a single launch.
 
-A graph reads and writes the same memory whenever it is replayed, and takes numbers of Python as they were when it was
-recorded. So inputs are copied into tensors of its own, the one scheduled value too, and random numbers come from
-generators that the graph knows, seeded by key before every replay.
+A graph reads and writes the same memory in every replay, and keeps the Python numbers of its recording. So inputs and
+the one scheduled value are copied into tensors that the graph owns. Random numbers come from generators that are
+registered with the graph and seeded by key before every replay.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.messages import Values
 from dicedist.algorithm.schedules import ScheduleValues
 
-WARM_UP = 3  # batches before the recording: libraries allocate what a graph may not, optimizers make their states
+WARM_UP = 3  # batches before the recording: libraries allocate memory, which a graph may not; optimizers create states
 Learn = Callable[[Features, Tensor, ScheduleValues, Sequence[torch.Generator]], Values]
 
 
 class Recorded:
-    """Learns from batches of the first size that it sees by a graph, and from others kernel by kernel."""
+    """Learns by a graph from batches of the first size that it sees, and kernel by kernel from other batches."""
 
     def __init__(self, learn: Learn):
         self.learn, self.size, self.seen = learn, 0, 0
@@ -46,7 +46,7 @@ class Recorded:
     def record(
         self, features: Features, labels_B: Tensor, now: ScheduleValues, num_generators: int
     ) -> torch.cuda.CUDAGraph:
-        """Record the graph. Nothing is computed yet."""
+        """Record the graph; the recording computes nothing."""
         self.inputs = [of.clone() for of in (features.means_MBD, features.scales_MBD, labels_B)]
         self.covariance = torch.zeros((), device=labels_B.device)
         self.draws = [torch.Generator(labels_B.device) for _ in range(num_generators)]
@@ -54,7 +54,7 @@ class Recorded:
         for generator in self.draws:
             graph.register_generator_state(generator)
         scheduled = replace(now, covariance=cast(float, self.covariance))
-        # Other threads, as those of NCCL and DALI, may go on with their own work meanwhile.
+        # Other threads, such as those of NCCL and DALI, may use the GPU during the recording.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.values = self.learn(Features(means_MBD, scales_MBD), own_labels_B, scheduled, self.draws)
         return graph

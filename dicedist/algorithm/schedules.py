@@ -1,4 +1,4 @@
-"""The schedules of training, as pure functions of the epoch, which may be fractional."""
+"""The schedules of training, as pure functions of the (fractional) epoch."""
 
 import math
 from bisect import bisect_right
@@ -9,8 +9,8 @@ from typing import Any, Self
 from dicedist.config.schema import Config, OptimizerConfig, SchedulesConfig
 
 Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs ascending from 0
-COLD = 0.01  # the factor on the rate at which a warm-up begins
-RISE = 0.3  # the share of a run in which a one-cycle rises, where warmup_epochs is 0
+COLD = 0.01  # the factor on the learning rate at the start of a warm-up
+RISE = 0.3  # the share of a run in which a one-cycle rises, if warmup_epochs is 0
 LOW, LOWEST = 1 / 25, 1e-4 / 25  # the factors at which a one-cycle begins and ends: torch's OneCycleLR
 
 
@@ -22,17 +22,17 @@ class ScheduleValues:
     log_beta: float
     ramp_up: float
     covariance: float
-    epoch: float = 0.0  # of the reference run, for a schedule of a term's own
-    is_logged: bool = True  # the step ends an interval of log.every_steps: values that cost something are computed
+    epoch: float = 0.0  # of the reference run, for a term's own schedule
+    is_logged: bool = True  # the step ends an interval of log.every_steps: costly values are computed
 
     @property
     def compression_ceb(self) -> float:
-        """1 / beta_ceb, the weight of the KL in VCEB."""
+        """Return 1 / beta_ceb, the weight of the KL in VCEB."""
         return math.exp(-self.log_beta)
 
     @property
     def compression_ib(self) -> float:
-        """1 / beta_ib with beta_ib = beta_ceb + 1, the weight of the KL in VIB."""
+        """Return 1 / beta_ib with beta_ib = beta_ceb + 1, the weight of the KL in VIB."""
         return 1.0 / (math.exp(self.log_beta) + 1.0)
 
 
@@ -48,7 +48,7 @@ class Schedules:
         log_every: int = 1,
         max_steps: int | None = None,
     ):
-        """rate: of a trajectory, by the epoch of the reference run, in place of the optimizer's."""
+        """rate: a trajectory's learning rate by epoch of the reference run; it replaces the optimizer's."""
         self.own_rate, self.steps_per_epoch, self.log_every = rate, steps_per_epoch, log_every
         self.last_step = min(epochs * steps_per_epoch, max_steps or epochs * steps_per_epoch)
         self.config, self.optimizer, self.epochs = config, optimizer, epochs
@@ -63,7 +63,7 @@ class Schedules:
         return cls(*settings, rate, steps_per_epoch, every, config.max_steps)
 
     def at_step(self, epoch: int, step: int) -> ScheduleValues:
-        """Return the values at a step of an epoch; a fraction of an epoch counts."""
+        """Return the values at a step of an epoch."""
         done = epoch * self.steps_per_epoch + step + 1
         is_logged = done % self.log_every == 0 or done == self.last_step
         return replace(self.at(epoch + step / self.steps_per_epoch), is_logged=is_logged)
@@ -81,7 +81,7 @@ class Schedules:
         )
 
     def learning_rate(self, epoch: float) -> float:
-        """The learning rate of the heads. All but the steps' knots are epochs of this run, whatever it is scaled to."""
+        """Return the learning rate of the heads. Knots count epochs of the reference run, warm-ups of this run."""
         if self.own_rate is not None:
             return self.own_rate(epoch * self.pace)
         shape, warmup, peak = self.optimizer.schedule, self.optimizer.warmup_epochs, self.rates[0][1]
@@ -95,7 +95,7 @@ class Schedules:
 
 
 def share(epoch: float, start: float, end: float) -> float:
-    """How much of the way from start to end is done, 0 to 1."""
+    """Return the share of the way from start to end, 0 to 1."""
     return min(1.0, max(0.0, (epoch - start) / (end - start)))
 
 
@@ -104,12 +104,12 @@ def warm_up(epoch: float, end: float) -> float:
 
 
 def half_cosine(share: float) -> float:
-    """Falls from 1 to 0."""
+    """Fall from 1 to 0."""
     return 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 def one_cycle(done: float, rise: float) -> float:
-    """The factor on the highest rate (Smith and Topin, 2018); the momentum is left alone."""
+    """Return the factor on the highest learning rate (Smith and Topin, 2018); the momentum does not change."""
     if done < rise:
         return 1.0 + (LOW - 1.0) * half_cosine(done / rise)
     return LOWEST + (1.0 - LOWEST) * half_cosine(share(done, rise, 1.0))
@@ -123,7 +123,7 @@ DECLINES: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate_knots(tables: dict[str, list[Any]], choice: float | str) -> Knots:
-    """The table of that name, or the paper's table scaled to start at the given number."""
+    """Return the table of this name, or the paper's table scaled to start at the given number."""
     if isinstance(choice, str):
         return tables[choice]
     paper = tables["paper"]
@@ -143,5 +143,5 @@ def piecewise_linear(knots: Knots, epoch: float) -> float:
 
 
 def ramp_up(epoch: float, end: float) -> float:
-    """exp(-5 (1 - t/end)^2), then 1: the ramp-up of the co-distillation literature."""
+    """Return exp(-5 (1 - t/end)^2), then 1: the ramp-up of the co-distillation literature."""
     return math.exp(-5.0 * (1.0 - epoch / end) ** 2) if epoch < end else 1.0

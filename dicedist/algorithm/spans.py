@@ -1,4 +1,4 @@
-"""Names what a step does, for whoever listens: the stopwatch of a benchmark, or a profiler. Otherwise it costs nothing.
+"""Named spans of a step for a listener: the stopwatch of a benchmark, or a profiler. Without a listener they are free.
 
 with listening(torch.profiler.record_function):
     step(batch)
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
-Listener = Callable[[str], AbstractContextManager[Any]]  # name -> what surrounds a span of that name
+Listener = Callable[[str], AbstractContextManager[Any]]  # name -> the context of a span of this name
 P = ParamSpec("P")
 R = TypeVar("R")
 listener: Listener | None = None
 
 
 @contextlib.contextmanager
-def listening(told: Listener) -> Iterator[None]:
+def listening(new: Listener) -> Iterator[None]:
     global listener
-    listener = told
+    listener = new
     try:
         yield
     finally:
@@ -27,7 +27,7 @@ def listening(told: Listener) -> Iterator[None]:
 
 
 def span(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function whose calls are spans of that name."""
+    """Decorate a function whose calls are spans of this name."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -4,11 +4,13 @@
                        gather              scatter
     w                    └── gradients of w ──┘── learn: num_steps steps, class memory ...
 
-The counterpart is the part that reads all members at once. In DICE it is the discriminator, w in the paper; ffl has a
-fusion, and methods that work on predictions have none: the gather then brings each member the predictions of its peers.
+The counterpart is the part that reads all members at once. In DICE the counterpart is the discriminator, w in the
+paper; in ffl it is a fusion. Methods that work on predictions have no counterpart: the gather then brings each member
+the predictions of its peers.
+
 w first returns gradients, computed with its weights from the previous step, and learns afterwards (the paper's order).
-On a rank of its own it learns while the members run backward and the next forward; on a GPU with members, on a second
-stream while they run backward; on a CPU with members, before that.
+On its own rank, w learns while the members run backward and the next forward. On a GPU with members, w learns on a
+second stream while the members run backward. On a CPU with members, w learns before the members run backward.
 
 dicedist.algorithm.build.build_step builds the step of a rank; the trainer calls it once per batch on every rank. In a
 single process all parts are hosted here, and gather and scatter only hand tensors over.
@@ -42,7 +44,7 @@ from dicedist.algorithm.targets import Loss, Targets
 
 @dataclass(frozen=True)
 class Outcome:
-    """The report of a step; all of it stays on the device."""
+    """The results of a step, which stay on the device."""
 
     values: Values
     out_of_step_M: Tensor  # 1 for each member whose batch differed from this rank's
@@ -101,12 +103,12 @@ class Step:
             view.answers = answers.get(view.index, Answers())
 
     def mark(self, batch: Batch) -> Tensor:
-        """Return the checksum that travels with the fields: pairs of w mean nothing unless all see the same batch."""
+        """Return the checksum that is sent with the fields: pairs are only valid if all members see the same batch."""
         checksum = torch.tensor([batch.checksum])
         return checksum.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else checksum
 
     def read(self, gathered: Gathered) -> Read | None:
-        """Stack the fields that w reads, of all members but a student; None where w is not hosted."""
+        """Stack the fields that w reads, of all members but a student; None on ranks without w."""
         if self.hosted.w is None:
             return None
         return {name: gathered.stacked(name, self.exchange.compared) for name in self.exchange.features}
@@ -115,9 +117,9 @@ class Step:
     def answer(
         self, read: Read | None, targets: Targets, now: ScheduleValues, key: StepKey
     ) -> tuple[Answers | None, Values]:
-        """Compute the answers of w with its weights from the previous step; nothing where w is not hosted."""
-        # w, its optimizer (in the part `discriminator`) and what it reads are all here or all elsewhere: one question
-        # would do, here and in `learn`, and the others are for the type checker.
+        """Compute the answers of w with its weights from the previous step; None on ranks without w."""
+        # w, its optimizer (in the part `discriminator`) and the fields that it reads are on the same rank. One test
+        # would do, here and in `learn`; the others are for the type checker.
         if self.hosted.w is None or read is None:
             return None, {}
         with self.hosted.precision.for_discriminator():
@@ -125,7 +127,7 @@ class Step:
 
     @span("learn")
     def learn(self, read: Read | None, targets: Targets, now: ScheduleValues, key: StepKey) -> Values:
-        """Train w on the same fields; nothing where w is not hosted."""
+        """Train w on the same fields; do nothing on ranks without w."""
         if self.hosted.w is None or self.hosted.discriminator is None or read is None:
             return {}
         with self.hosted.precision.for_discriminator():
@@ -163,7 +165,7 @@ class Step:
         for view, part in parts:
             values |= view.as_records(part.before_backward(view.fields, now))
         torch.autograd.backward(heads, initial_gradients)
-        # Summed before they are unscaled: ranks that share parameters never use fp16 (checks.check_members).
+        # Summed before unscaling: ranks that share parameters never use fp16 (checks.check_members).
         self.exchange.sum_gradients(self.hosted.common_parameters)
         values |= self.hosted.update(now)
         for view, part in parts:

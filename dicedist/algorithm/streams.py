@@ -8,7 +8,7 @@ import torch
 
 
 class SideStream:
-    """Without `overlaps` everything stays on the current stream, in the order of the code."""
+    """A second stream. Without `overlaps` everything runs on the current stream, in the order of the code."""
 
     def __init__(self, device: torch.device, overlaps: bool):
         self.device, self.overlaps = device, overlaps and device.type == "cuda"
@@ -19,7 +19,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the body on the second stream, after all that the current stream has been given so far."""
+        """Run the body on the second stream, after all work queued on the current stream so far."""
         if not self.overlaps:
             yield
             return

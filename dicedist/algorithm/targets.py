@@ -1,4 +1,4 @@
-"""The targets of members: labels, smoothed, weighted by class, or those of two mixed inputs.
+"""The targets of members: labels, perhaps smoothed, weighted by class, or mixed from two inputs.
 
 Legend: B inputs, K classes.
 """
@@ -18,7 +18,7 @@ from dicedist.config.schema import LossConfig
 
 @dataclass(frozen=True)
 class Loss:
-    """Settings of the config's group `loss`, with the class weights as numbers. shape: of an input."""
+    """The config group `loss`, with the class weights as numbers. shape: of an input."""
 
     seed: int
     shape: Sequence[int] = ()
@@ -31,7 +31,7 @@ class Loss:
     def of(
         cls, config: LossConfig, seed: int, shape: Sequence[int], counts: Sequence[int], device: torch.device
     ) -> Self:
-        """counts: training inputs of each class."""
+        """Read the config. counts: training inputs of each class."""
         given = config.class_weights
         if given == "balanced":
             given = [sum(counts) / (len(counts) * count) for count in counts]
@@ -43,9 +43,9 @@ class Loss:
         return cls(seed, shape, config.label_smoothing, config.mixup, config.cutmix, weights_K)
 
     def prepare(self, batch: Batch) -> tuple[Batch, "Targets"]:
-        """Mix the inputs, if mixup or CutMix asks for it, and return their targets; a margin serves mixing alone.
+        """Mix the inputs and drop the margin if mixup or CutMix is on; return the batch and its targets.
 
-        The class of the larger share comes first: w reads no other, on a rank without images too.
+        The class of the larger share comes first. w reads only this class, also on a rank without images.
         """
         mixing = draw(self.mixup, self.cutmix, self.shape, self.seed, *batch.key)
         if mixing is None:
@@ -59,7 +59,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Targets:
-    """Of a mixed input, `labels_B` has the share `own`, at least a half; the rest belongs to `others_B`."""
+    """The labels of a batch. In a mixed input, `labels_B` has the share `own` >= 1/2 and `others_B` has the rest."""
 
     labels_B: Tensor
     others_B: Tensor | None = None
@@ -68,13 +68,13 @@ class Targets:
     weights_K: Tensor | None = None
 
     def expected(self, value: Callable[[Tensor], Tensor]) -> Tensor:
-        """A value of labels [B], in expectation over the two labels of mixed inputs."""
+        """Return the expectation of a function of labels [B] over the two labels of mixed inputs."""
         if self.others_B is None:
             return value(self.labels_B)
         return self.own * value(self.labels_B) + (1.0 - self.own) * value(self.others_B)
 
     def cross_entropy(self, logits_BK: Tensor) -> Tensor:
-        """The mean over inputs. With class weights too: torch would divide by the weights that happen to be in B."""
+        """Return the mean over inputs, also with class weights: torch would divide by the batch's sum of weights."""
         if self.weights_K is None:
             return self.expected(lambda labels_B: F.cross_entropy(logits_BK, labels_B, label_smoothing=self.smoothing))
         return self.expected(

@@ -1,1 +1,1 @@
-"""What `python -m dicedist.bench` measures."""
+"""The benchmarks of `python -m dicedist.bench`."""

@@ -1,7 +1,7 @@
-"""How members that share a device are fastest: one after another, on a stream each, or as one grouped network.
+"""Members that share a device: one after another, on a stream each, or as one grouped network.
 
-Only the forward and backward passes of the encoders. `ensemble.batched` chooses between the first and the last; streams
-are measured on a GPU, to know what they would be worth.
+Only the forward and backward passes of the encoders are timed. `ensemble.batched` chooses between the first and the
+last; streams are measured on a GPU only for comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def in_turn(members: Sequence[nn.Module], images: Tensor) -> None:
 
 
 def on_streams(members: Sequence[nn.Module], images: Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
-    """Backward runs on the streams of forward by itself."""
+    """Run each member on its own stream; torch runs backward on the streams of forward."""
     for member, stream in zip(members, streams, strict=True):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""The step and the batches that benchmarks measure."""
+"""Build the step and the batches that benchmarks measure."""
 
 from dataclasses import replace
 
@@ -23,13 +23,13 @@ EXTENT = Extent(CLASSES, STEPS_PER_EPOCH)
 
 
 def with_size(config: Config) -> Config:
-    """The config with a number of members."""
+    """Return the config with `ensemble.size` as a number."""
     size = DEFAULT_SIZE if config.ensemble.size == "auto" else config.ensemble.size
     return replace(config, ensemble=replace(config.ensemble, size=size))
 
 
 def with_method(config: Config, name: str, structure: str = "net") -> Config:
-    """The config with a method and what its YAML says of a step; ValueError if it has no such structure."""
+    """Return the config with a method and its settings; raise a ValueError if the method lacks the structure."""
     other = compose_config([f"method={name}", f"structure={structure}"])
     changed = replace(
         config,
@@ -51,7 +51,7 @@ def placement_of(config: Config, num_ranks: int) -> Placement:
 
 
 def plan_of(config: Config) -> Plan:
-    """The plan of a config whose size is a number, for images."""
+    """Return the plan of a config with a fixed size, for images."""
     assert isinstance(config.ensemble.size, int)
     return Plan.of(config, config.ensemble.size, config.data.image_shape)
 
@@ -61,7 +61,7 @@ def build_step(config: Config, world: World, extent: Extent = EXTENT) -> tuple[S
     method, placement = Method(config.method), placement_of(config, world.size)
     plan = Plan.of(config, placement.num_members, config.data.image_shape)
     if TeacherLogits in method.probes:
-        raise ValueError(f"method={method.name} needs a teacher, and bench loads none: choose another method")
+        raise ValueError(f"method={method.name} needs a teacher, but bench loads none: choose another method")
     exchange = connect(config, method, plan, placement, world, extent.num_classes)
     hosted = host(config, method, plan, exchange, extent.num_classes)
     return assembled(config, method, plan, hosted, exchange, extent)

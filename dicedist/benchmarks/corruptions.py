@@ -1,4 +1,4 @@
-"""Images per second of every corruption on one thread, by the processor's time: a busy machine disturbs little."""
+"""Images per second of every corruption on one thread, by processor time, which a busy machine hardly changes."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ def corruptions(config: Config) -> list[dict[str, Any]]:
 
 
 def speeds(images_NHWC: np.ndarray, name: str) -> dict[str, float]:
-    """Images/s at each severity, and their harmonic mean."""
+    """Return images/s at each severity, and their harmonic mean."""
     found = {}
     for severity in SEVERITIES:
         started = time.process_time()

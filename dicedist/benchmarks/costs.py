@@ -1,4 +1,4 @@
-"""What steps cost compared with others: with a bare loop, with DICE written plainly, and each method with `ind`.
+"""The cost of steps compared with a bare loop, with a plain implementation of DICE, and with `ind`.
 
 Legend: M members, B inputs, D features.
 """
@@ -40,13 +40,13 @@ from dicedist.data.order import num_batches
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
 
-FORWARD = 1 / 3  # of the time of a step: what reading an input takes
+FORWARD = 1 / 3  # the share of a step's time that reading an input takes
 RECIPES = ("scratch224", "finetune")
 OURS, THEIRS = "method=ind", "bare PyTorch loop"
 
 
 def cost(config: Config) -> list[dict[str, Any]]:
-    """On one rank, with the same members and batch: a bare loop, method=ind, method=dice, and DICE written plainly."""
+    """Compare a bare loop, method=ind, method=dice and plain DICE, on one rank with the same members and batch."""
     config, world = with_size(config), World(0, 1, pick_device())
     batch = random_batch(config, world.device)
     ours = {
@@ -62,9 +62,9 @@ def cost(config: Config) -> list[dict[str, Any]]:
 
 
 def recipes(config: Config) -> list[dict[str, Any]]:
-    """ResNet-18 on images of 224 pixels, one member. Of the given config only batch_size counts.
+    """Time ResNet-18 on images of 224 pixels, one member. Only batch_size is taken from the config.
 
-    Mixing is left out: the loop would only copy our lines.
+    Mixing is left out, because the bare loop would only copy our code.
     """
     rows = []
     for recipe in RECIPES:
@@ -82,13 +82,13 @@ def recipes(config: Config) -> list[dict[str, Any]]:
 
 
 def build_members(config: Config, device: torch.device) -> list[Member]:
-    """Return all members of the ensemble, outside of any step."""
+    """Build all members of the ensemble without a step."""
     method, plan = Method(config.method), plan_of(config)
     return [build_member(config, method, plan, member, CLASSES).to(device) for member in range(plan.num_members)]
 
 
 def bare_loop(config: Config, batch: Batch) -> Callable[[], None]:
-    """Independent members as a training script would be written, with the config's optimizer, clipping and average."""
+    """Return a step of independent members as in a plain training script: optimizer, clipping and moving average."""
     (images,), labels_B, settings = batch.images, batch.labels_B, config.optimizer
     nets = [net.to(memory_format=torch.channels_last) for net in build_members(config, images.device)]
     optimizers = [bare_optimizer(config, net) for net in nets]
@@ -118,7 +118,7 @@ def bare_optimizer(config: Config, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def plain(config: Config, batch: Batch) -> Callable[[], None]:
-    """DICE as a first implementation would be: default memory format, one graph, the literal discriminator."""
+    """Return a step of DICE in a first implementation: default memory format, one graph, the literal discriminator."""
     images, labels_B, size = batch.images[0].contiguous(), batch.labels_B, plan_of(config).num_members
     nets = build_members(config, images.device)
     optimizer = bare_optimizer(config, nn.ModuleList(nets))
@@ -146,7 +146,7 @@ def plain(config: Config, batch: Batch) -> Callable[[], None]:
 
 
 def method_costs(config: Config) -> list[dict[str, Any]]:
-    """One row per method and structure, in one process; costs are multiples of ind in the same structure."""
+    """Return one row per method and structure, in one process; costs are multiples of ind in the same structure."""
     config, source, world = with_size(config), sources.load(config.data), World(0, 1, pick_device())
     rows = []
     for structure in STRUCTURES:
@@ -158,7 +158,7 @@ def method_costs(config: Config) -> list[dict[str, Any]]:
 
 
 def configs(config: Config, structure: str) -> list[Config]:
-    """The config with each method that supports the structure."""
+    """Return the config for each method that supports the structure."""
     found = []
     for name in choices_of("method"):
         with contextlib.suppress(ValueError):  # the method does not support it
@@ -167,10 +167,10 @@ def configs(config: Config, structure: str) -> list[Config]:
 
 
 def stepping(config: Config, world: World, source: Source) -> Callable[[], object]:
-    """One step of the method on its first batch, all members in this process.
+    """Return a step of the method on its first batch, with all members in this process.
 
-    A step of a trajectory is one of its last epoch, where noise is added and posteriors are drawn from; what it does
-    once, after training, is not in it.
+    A trajectory's step belongs to its last epoch, in which noise is added and posteriors are sampled. Its work after
+    training is not included.
     """
     members = list(range(plan_of(config).num_members)) if config.data.per_member else [0]
     loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
@@ -189,7 +189,7 @@ def stepping(config: Config, world: World, source: Source) -> Callable[[], objec
 
 
 def device_hours(config: Config, source: Source) -> float:
-    """About how long one core (or GPU) computes for a training and its evaluation: from two steps of it."""
+    """Estimate the hours of one core (or GPU) for a training and its evaluation, from two steps."""
     one = stepping(config, World(0, 1, pick_device()), source)
     one()
     per_step, steps_per_epoch = seconds(one), num_batches(len(source.train), config.batch_size)

@@ -23,13 +23,13 @@ from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source
 from dicedist.training.forecast import now_done
 
-SPELL, ROUNDS = 0.5, 5  # seconds that a pipeline is measured at a time
+SPELL, ROUNDS = 0.5, 5  # SPELL: seconds of one measurement of a pipeline
 
 
 def data(config: Config) -> list[dict[str, Any]]:
     if config.data.name in ("files", "shards"):
         raise ValueError(
-            f"bench data is of images in memory: write bench files data=files data.root={config.data.root}"
+            f"bench data measures images in memory: write bench files data=files data.root={config.data.root}"
         )
     if config.data.channels != RGB:
         raise ValueError(f"data.channels={config.data.channels}: bench data compares RGB images, leave it out")
@@ -38,9 +38,9 @@ def data(config: Config) -> list[dict[str, Any]]:
 
 
 def throughput(source: Source, config: Config, threads: int) -> list[dict[str, Any]]:
-    """One row per pipeline, limited to as many cores as threads, on the same training images; to a GPU if there is one.
+    """Return one row per pipeline, on the same training images, with one core per thread; to a GPU if there is one.
 
-    The pipelines take turns and the median of the rounds counts, so that a busy machine disturbs all of them alike.
+    The pipelines take turns, and the median of the rounds counts, so that a busy machine affects all of them equally.
     """
     with cores(threads):
         streams = {
@@ -64,7 +64,7 @@ def pipelines(config: DataConfig) -> list[str]:
 
 
 def images_per_second(sizes: Iterator[int], seconds: float) -> float:
-    next(sizes), next(sizes), next(sizes)  # starts threads, fills queues
+    next(sizes), next(sizes), next(sizes)  # start threads, fill queues
     images, began = 0, now_done(pick_device())
     while time.monotonic() - began < seconds:
         images += next(sizes)
@@ -72,7 +72,7 @@ def images_per_second(sizes: Iterator[int], seconds: float) -> float:
 
 
 def our_sizes(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
-    """The sizes of an endless stream of batches."""
+    """Yield the sizes of an endless stream of batches."""
     ours, epoch = Loader(source.train, config, source, batch_size, 0, pick_device(), [0]), 0
     while True:
         yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
@@ -85,7 +85,7 @@ def their_sizes(loader: DataLoader) -> Iterator[int]:
 
 
 class Transformed(Dataset[tuple[Tensor, Tensor]]):
-    """The usual way: one image at a time, through PIL."""
+    """The usual Dataset: one image at a time, through PIL."""
 
     def __init__(self, source: Source):
         self.images_NHWC, self.labels_N = source.train.images_NHWC.numpy(), source.train.labels_N
@@ -105,7 +105,7 @@ class Transformed(Dataset[tuple[Tensor, Tensor]]):
 
 @contextlib.contextmanager
 def cores(number: int) -> Iterator[None]:
-    """Limits this thread and those it starts to `number` cores, and keeps torch's own threads out of the way."""
+    """Limit this thread, and threads that it starts, to `number` cores, and switch torch's own threads off."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -35,7 +35,7 @@ def discriminator(config: Config) -> list[dict[str, Any]]:
 
 
 def memory(config: Config) -> list[dict[str, Any]]:
-    """Many classes and wide features: partners drawn in place, and from a copy of batch and memory as before."""
+    """Compare partners drawn in place and from a copy of batch and memory, for many classes and wide features."""
     alternatives = {"in place": ours(config, LARGE), "copied": ours(config, LARGE, CopiedMemory)}
     sizes = dict(zip(("members", "classes", "features"), LARGE, strict=True))
     return [{**sizes, **row} for row in compare(alternatives, "in place", 3)]
@@ -64,7 +64,7 @@ def ours(config: Config, sizes: Sizes, kind: type[ClassMemory] = ClassMemory) ->
 
 
 class CopiedMemory(ClassMemory):
-    """The memory as its definition says: batch and memory side by side, copied whenever partners are drawn."""
+    """The memory by its definition: batch and memory are concatenated whenever partners are drawn."""
 
     def with_batch(self, means_MBD: Tensor, scales_MBD: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([means_MBD, self.means_MQD], dim=1), torch.cat([scales_MBD, self.scales_MQD], dim=1)
@@ -84,7 +84,7 @@ def literal(config: Config, sizes: Sizes) -> Callable[[], None]:
 
 
 class LiteralNetwork(nn.Module):
-    """w as the paper writes it: M slots as input, the class embedded twice, K outputs."""
+    """w as in the paper: M slots as input, the class embedded twice, K outputs."""
 
     def __init__(self, num_members: int, feature_dim: int, num_classes: int):
         super().__init__()
@@ -103,7 +103,7 @@ class LiteralNetwork(nn.Module):
 
 
 class LiteralDiscriminator:
-    """Steps 2 and 3 of Algorithm 1 as one would first write them: plain Python over classes, pairs and inputs."""
+    """Steps 2 and 3 of Algorithm 1 in a first implementation: plain Python over classes, pairs and inputs."""
 
     def __init__(
         self, settings: RedundancyConfig, num_members: int, feature_dim: int, num_classes: int, device: torch.device
@@ -115,7 +115,7 @@ class LiteralDiscriminator:
         self.memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_classes)]
 
     def redundancy(self, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> Tensor:
-        """The loss of Step 2 without its weight: the caller differentiates it."""
+        """Return the loss of Step 2 without its weight; the caller differentiates it."""
         z_MSBD = self.sample(means_MBD, scales_MBD)
         logits = self.network(*self.joint(z_MSBD, labels_B))
         return (10 * torch.tanh(logits / 10)).mean() * len(self.pairs)
@@ -148,7 +148,7 @@ class LiteralDiscriminator:
         return torch.cat(rows), labels_B.repeat(self.num_samples * len(self.pairs))
 
     def product(self, z_MSBD: Tensor, means_MBD: Tensor, scales_MBD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Repeats each joint pair R times, with one member's features taken from another input of the same class."""
+        """Repeat each joint pair R times, with one member's features from another input of the same class."""
         labels = labels_B.tolist()
         pools = []
         for n, label in enumerate(labels):

@@ -1,7 +1,7 @@
-"""Images per second and memory of data=files and data=shards, beside torchvision's ImageFolder in a DataLoader.
+"""Images per second and memory of data=files and data=shards, compared with torchvision's ImageFolder in a DataLoader.
 
-Both sides decode the same boxes of the same files in the same order. Every alternative has a process of its own, as a
-rank has, and they take turns, so that a busy machine disturbs all of them alike.
+Both sides decode the same boxes of the same files in the same order. Every alternative has its own process, as a rank
+has. The processes take turns, so that a busy machine affects all of them equally.
 """
 
 import contextlib
@@ -41,23 +41,23 @@ from dicedist.data.sources import Source
 NUMBER, SIZE = 20_000, 224
 CLASSES = 10
 SIDES = (300, 700)  # pixels, at least and at most
-SPELL, ROUNDS = 3.0, 5  # seconds that an alternative is measured at a time
+SPELL, ROUNDS = 3.0, 5  # SPELL: seconds of one measurement of an alternative
 FOLDER, SPEED, PEAK = "ImageFolder", "images/s", "peak MiB of the rank"
 MIB = 2**20
 Item = tuple[int, list[int], bool]  # place in the ImageFolder, box, flipped
 
 
 def files(config: Config) -> list[dict[str, Any]]:
-    """On the images of data=files data.root=FOLDER, or on 20,000 photographs made for it, or data.train_limit."""
+    """Compare on the images of data=files data.root=FOLDER, or on 20,000 (data.train_limit) generated photographs."""
     with tempfile.TemporaryDirectory(prefix="dicedist-") as scratch:
-        os.environ["DICEDIST_DATA"] = scratch  # what is listed goes with it
+        os.environ["DICEDIST_DATA"] = scratch  # the lists of files are deleted with it
         data = replace(config.data, balance=False, per_member=False, split="full", augment="basic")
         if data.name != "files":
             root = Path(scratch) / "photographs"
             generate(root, data.train_limit or NUMBER)
             data = replace(data, name="files", root=str(root), size=SIZE, train_limit=None)
         elif not Path(str(data.root)).expanduser().is_dir():
-            raise ValueError(f"data.root={data.root}: an ImageFolder is a folder")
+            raise ValueError(f"data.root={data.root} is not a folder: write data.root=FOLDER")
         packed = Path(scratch) / "shards"
         pack(Path(str(data.root)).expanduser(), packed, 1000)
         settings = {"files": data, "shards": replace(data, name="shards", root=str(packed))}
@@ -73,20 +73,20 @@ def paths_of(source: Source) -> list[str]:
 
 
 def measured(settings: dict[str, DataConfig], batch_size: int, threads: int) -> list[dict[str, Any]]:
-    """A row for each alternative. The peak of a rank's memory is taken after it has read all images."""
+    """Return a row for each alternative. The peak memory of a rank is read after it has read all images."""
     ours = [(kind, pipeline) for kind in settings for pipeline in pipelines(settings["files"])]
     ends, processes = {}, []
     with contextlib.ExitStack() as closing:
         for kind, name in [("files", FOLDER), *ours]:
             config = replace(settings[kind], pipeline="torch" if name == FOLDER else name, num_threads=threads)
-            # Not as a daemon, which could not have workers.
+            # Not a daemon, because a daemon cannot have workers.
             process, end = start("spawn", serve, name == FOLDER, config, batch_size, daemon=False)
             processes.append(process)
             ends[kind, name] = closing.enter_context(end)  # the process ends with it
         turns = [{place: ask(end, SPEED, " ".join(place)) for place, end in ends.items()} for _ in range(ROUNDS)]
         peaks = {place: ask(ends[place], PEAK, " ".join(place)) for place in ours}
     for process in processes:
-        process.join()  # so that none disturbs what is measured next
+        process.join()  # must not disturb the next measurement
     return [
         {
             "source": place[0],
@@ -119,9 +119,9 @@ def serve(theirs: bool, config: DataConfig, batch_size: int, requests: Connectio
 
 
 def peak_of_an_epoch(sizes: Iterator[int], images: int) -> int:
-    """The most bytes that this process has held, once it has read as many images as there are.
+    """Return the peak bytes of this process after it has read an epoch of images.
 
-    Only Linux knows the peak; elsewhere what is held in the end has to do.
+    Only Linux records the peak; other systems return the bytes at the end.
     """
     while images > 0:
         images -= next(sizes)
@@ -132,7 +132,7 @@ def peak_of_an_epoch(sizes: Iterator[int], images: int) -> int:
 
 
 def image_folder(source: Source, config: DataConfig, batch_size: int) -> DataLoader:
-    """A DataLoader as most trainers have it, in this process or with as many workers as we have threads."""
+    """Return a DataLoader as in most trainers, in this process or with one worker per thread of ours."""
     dataset = SameCrops(Path(str(config.root)).expanduser() / "train", source)
     order, workers = Order(dataset, config, batch_size), config.num_threads if config.num_threads > 1 else 0
     return DataLoader(
@@ -145,7 +145,7 @@ def image_folder(source: Source, config: DataConfig, batch_size: int) -> DataLoa
 
 
 class SameCrops(ImageFolder):
-    """torchvision's own functions, one image at a time, on the boxes that it is given instead of drawing them."""
+    """torchvision's functions, one image at a time, on given boxes instead of random ones."""
 
     def __init__(self, folder: Path, source: Source):
         super().__init__(str(folder))
@@ -160,7 +160,7 @@ class SameCrops(ImageFolder):
 
 
 class Order:
-    """A batch sampler: the batches of our loader, an epoch each time that it is asked."""
+    """A batch sampler with the batches of our loader; each iteration is an epoch."""
 
     def __init__(self, dataset: SameCrops, config: DataConfig, batch_size: int):
         source = dataset.source
@@ -177,7 +177,7 @@ class Order:
 
 
 def generate(root: Path, number: int) -> None:
-    """JPEGs of mixed sizes and about 100 kB each, four of five for training: windows of canvases with fine texture."""
+    """Write JPEGs of mixed sizes, about 100 kB each, four of five for training: crops of canvases with fine texture."""
     rng = np.random.default_rng(0)
     canvases = [canvas(rng) for _ in range(8)]
     sides, corners = rng.integers(*SIDES, (number, 2)), rng.integers(0, SIDES[1], (number, 2))

@@ -1,4 +1,4 @@
-"""Heads on a frozen backbone: reading the images once, and a step on what was read, each next to a bare loop."""
+"""Heads on a frozen backbone: reading the images once, and a step on the features, each compared with a bare loop."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ THEIRS = "bare PyTorch loop"
 
 
 def heads(config: Config) -> list[dict[str, Any]]:
-    """EfficientNet-Lite0 with images enlarged to 96 pixels. Of the given config batch_size and ensemble.size count."""
+    """Time EfficientNet-Lite0 with images enlarged to 96 pixels. Only batch_size and ensemble.size are configurable."""
     asked = with_size(config)
     settings = (f"ensemble.size={asked.ensemble.size}", f"batch_size={asked.batch_size}")
     config, world = compose_config([*SETTINGS, *settings]), World(0, 1, pick_device())
@@ -60,7 +60,7 @@ def heads(config: Config) -> list[dict[str, Any]]:
 
 
 def read_by(config: Config, source: Source, device: torch.device) -> Source:
-    """The source with outputs of a random backbone in place of real ones; nothing is cached."""
+    """Return the source with outputs of a random backbone, without caching."""
     plan = plan_of(config)
     shape = read_shape(config, plan)
     outputs_N = torch.randn(len(source.train), 1, *shape)
@@ -80,7 +80,7 @@ def reading(source: Source) -> Callable[[], object]:
 
 
 def bare_reading(source: Source) -> Callable[[], object]:
-    """The images are normalized already."""
+    """Return a bare loop over the images, which are already normalized."""
     trunk = source.trunk
     assert isinstance(trunk, FrozenTrunk)
     images_NCHW = torch.cat([*trunk.batches(some_images(source), source, 0)])

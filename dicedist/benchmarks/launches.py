@@ -1,7 +1,7 @@
-"""Operations that a step gives to the device, by span: a small network waits for launches, not for arithmetic.
+"""Operations that a step launches, by span: small networks wait for launches, not for arithmetic.
 
-Without a GPU they are counted on the CPU, in the code that a GPU would run. An operation is a call of one of torch's
-kernels; some of them launch several, and only a GPU can count those.
+Without a GPU the operations are counted on the CPU, in the code that a GPU would run. An operation is a call of one of
+torch's kernels. Some operations launch several kernels, which only a GPU can count.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from dicedist.config import Config
 WARM_UP = 2
 BY_MEMBERS = ("encode", "backward", "optimiser")
 REST = "the rest"
-# They give memory, describe it, or concern the host alone.
+# Operations that allocate or describe memory, or concern the host only.
 NOTHING = {
     "alias", "as_strided_", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty",
     "new_empty_strided", "promote_types", "_local_scalar_dense", "_record_function_enter_new",
@@ -31,7 +31,7 @@ NOTHING = {
 
 
 class Launches(TorchDispatchMode):
-    """Inside the context, counts the operations of each span by name."""
+    """Counts the operations of each span by name, inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Launches(TorchDispatchMode):
 
 
 def launches(config: Config) -> list[dict[str, Any]]:
-    """One row per span, all parts in one process; on a GPU also the kernels of the whole step."""
+    """Return one row per span, with all parts in one process; on a GPU also the kernels of the whole step."""
     config, device = with_size(config), pick_device()
     step, _ = build_step(config, World(0, 1, device))
     batch = random_batch(config, device)

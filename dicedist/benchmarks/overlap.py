@@ -1,6 +1,6 @@
-"""Whether the discriminator w learns while members compute: real schedule and messages, sleep instead of computation.
+"""The overlap of w's learning with the members' work: real schedule and messages, sleep instead of computation.
 
-A device that computes leaves the host free, and so does a rank that sleeps: no GPU is needed to measure the schedule.
+A device that computes leaves the host free, and so does a rank that sleeps. So the schedule is measured without a GPU.
 """
 
 import time
@@ -28,7 +28,7 @@ from dicedist.console.lines import say
 
 WARM_UP = 1
 NUM_STEPS = 4  # of w's learning
-TOO_LONG = 10.0  # seconds in which w learns on one rank: what that makes of a step need not be measured
+TOO_LONG = 10.0  # seconds: if w learns longer than this on one rank, only its division is measured
 
 
 class Durations(NamedTuple):
@@ -84,7 +84,7 @@ def emulated(config: Config, world: World, durations: Durations) -> EmulatedStep
 
 
 def seconds_a_step(config: Config, num_members: int, durations: Durations, num_steps: int, ranks_of_w: int) -> float:
-    """The mean of the slowest rank, with one device per part: M + 1 ranks, or more if w is divided."""
+    """Return the mean of the slowest rank, with one device per part: M + 1 ranks, or more if w is divided."""
     ensemble, redundancy = replace(config.ensemble, size=num_members), replace(config.redundancy, ranks=ranks_of_w)
     config = replace(config, ensemble=ensemble, redundancy=redundancy)
     return max(run_ranks(num_members + ranks_of_w, emulate, config, durations, num_steps))
@@ -92,7 +92,7 @@ def seconds_a_step(config: Config, num_members: int, durations: Durations, num_s
 
 def emulate(rank: int, config: Config, durations: Durations, num_steps: int) -> float:
     torch.set_num_threads(1)  # a rank only waits and sends
-    with joined(timeout=300) as world:  # many ranks of one machine take long to join
+    with joined(timeout=300) as world:  # many ranks on one machine need long to join
         step = emulated(config, world, durations)
         labels_B = torch.zeros(config.batch_size, dtype=torch.int64)
         for n in range(WARM_UP + num_steps):
@@ -101,12 +101,12 @@ def emulate(rank: int, config: Config, durations: Durations, num_steps: int) -> 
                 started = time.perf_counter()
             step(Batch(0, n, len(labels_B), slice(None), labels_B, labels_B, n, []))
         seconds = (time.perf_counter() - started) / num_steps
-        world.control.barrier()  # rank 0 keeps the store: it leaves when nobody asks it any more
+        world.control.barrier()  # rank 0 serves the store: it must leave last
         return seconds
 
 
 def overlap(config: Config) -> list[dict[str, Any]]:
-    """Four members; w's learning takes from no time to longer than the members' own work."""
+    """Time steps of four members; w's learning takes from no time to longer than the members' own work."""
     forward, gradient, backward = 0.1, 0.02, 0.2
     alone, rows = forward + gradient + backward, []
     for learn in (0.0, 0.1, 0.2, 0.3, 0.4):
@@ -117,10 +117,12 @@ def overlap(config: Config) -> list[dict[str, Any]]:
 
 
 def scaling(config: Config) -> list[dict[str, Any]]:
-    """One device per part, from 4 to 32 members: the time of a step whose w works for each pair of members, on one rank
-    and on as few as hide its learning. The cores of this machine carry the messages of all devices, which the last
-    column shows: the time of a step in which nobody computes."""
-    forward, backward, gradient, learn = 0.4, 0.8, 0.04, 0.4  # those of w for four members
+    """Time steps from 4 to 32 members, with one device per part and work of w for each pair of members.
+
+    w is on one rank, and on as few ranks as hide its learning. The cores of this machine carry the messages of all
+    devices; the last column shows their cost: the time of a step without computation.
+    """
+    forward, backward, gradient, learn = 0.4, 0.8, 0.04, 0.4  # seconds; gradient and learn: of w for four members
     rows: list[dict[str, Any]] = []
     for num_members in (4, 8, 16, 32):
         share = compared_pairs(config, num_members) / PAIRS_OF_FOUR

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: alternatives that answer in turn, and ranks without torchrun, which can join one group."""
+"""Processes of a benchmark: alternatives that take turns, and ranks without torchrun, which can join one group."""
 
 import gc
 import multiprocessing
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def start(kind: str, function: Callable[..., None], *arguments: Any, daemon: bool) -> tuple[BaseProcess, Connection]:
-    """Run function(*arguments, pipe) in a process of its own; return the process and the near end of its pipe.
+    """Run function(*arguments, pipe) in a new process; return the process and the near end of its pipe.
 
     kind: fork | spawn.
     """
@@ -21,12 +21,12 @@ def start(kind: str, function: Callable[..., None], *arguments: Any, daemon: boo
     near, far = context.Pipe()
     process = context.Process(target=function, args=(*arguments, far), daemon=daemon)
     process.start()
-    far.close()  # then the process has the only copy, and its death breaks the pipe
+    far.close()  # the process then has the only copy, and its death breaks the pipe
     return process, near
 
 
 def ask(end: Connection, request: object, name: str) -> Any:
-    """Return the answer of a process. name: what a message calls it."""
+    """Send a request to a process and return its answer. name: for error messages."""
     try:
         end.send(request)
         return end.recv()
@@ -35,7 +35,7 @@ def ask(end: Connection, request: object, name: str) -> Any:
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """[function(rank, *arguments) for each rank], all at once; inside, `cluster.world.joined` makes them a group."""
+    """Return [function(rank, *arguments) for each rank], run in parallel; `cluster.world.joined` makes them a group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -43,7 +43,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     started = [start("fork", work, rank, world_size, port, function, arguments, daemon=False) for rank in ranks]
     try:
         gathered = [received(end) for _, end in started]
-    except BaseException:  # interrupted, or the time of a test is up: none is left behind, each says where it was
+    except BaseException:  # interrupted, or a test timed out: end all processes, and let each print its stack
         for process, _ in started:
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGABRT)
@@ -65,7 +65,7 @@ def received(end: Connection) -> tuple[bool, Any]:
 def work(
     rank: int, world_size: int, port: int, function: Callable[..., Any], arguments: tuple, answer: Connection
 ) -> None:
-    gc.freeze()  # garbage of the parent is never collected here: a finaliser might wait for one of its threads
+    gc.freeze()  # never collect the parent's garbage: a finalizer might wait for one of its threads
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     try:

@@ -30,7 +30,7 @@ NUM_CLASSES = 100
 
 @dataclass(frozen=True)
 class Assumed:
-    """Times are seconds on one device, those of w for four members. The defaults describe no particular device."""
+    """Seconds on one device; the times of w are for four members. The defaults describe no particular device."""
 
     members: tuple[int, ...] = (4, 8, 16, 32)
     nodes: tuple[int, ...] = (1, 4)
@@ -48,11 +48,11 @@ class StepTime(NamedTuple):
     gather: float
     scatter: float
     step: float
-    waits_for: str  # members | w: who sets the pace
+    waits_for: str  # members | w: the part that sets the pace
 
 
 def assumed(words: Sequence[str]) -> Assumed:
-    """Parsed from words like simulate.gbit=10,100."""
+    """Parse words like simulate.gbit=10,100."""
     known = {field.name: field.default for field in fields(Assumed)}
     chosen: dict[str, Any] = {}
     for word in words:
@@ -95,8 +95,10 @@ def compared_pairs(config: Config, num_members: int) -> int:
 
 
 def ranks_that_hide(learn: float, members: float) -> int:
-    """The fewest ranks of w whose share of its learning takes two thirds of the members' own work. The rest is left for
-    the sum of its gradients."""
+    """Return the fewest ranks of w whose share of the learning takes at most two thirds of the members' time.
+
+    The last third is for the sum of w's gradients.
+    """
     return max(1, math.ceil(1.5 * learn / members - 1e-9))
 
 
@@ -109,7 +111,7 @@ def step_time(
     floats = config.batch_size * feature_dims(config, plan_of(config, 1))[0]
     gather = transfer(times, placement, node_of, 2 * BYTES * floats + CHECKSUM, gbit)
     scatter = transfer(times, placement, node_of, BYTES * floats, gbit)
-    # The rank with the most pairs.
+    # On the rank with the most pairs.
     share = math.ceil(compared_pairs(config, num_members) / ranks_of_w) / PAIRS_OF_FOUR
     between = gather + share * times.gradient + scatter
     learn = share * times.learn + sums(config, times, placement, node_of, gbit)
@@ -118,8 +120,10 @@ def step_time(
 
 
 def transfer(times: Assumed, placement: Placement, node_of: Sequence[int], size: int, gbit: float) -> float:
-    """Seconds from all members to every rank of w, or back: links of different nodes work at once, messages on one link
-    in turn."""
+    """Return the seconds of messages from all members to every rank of w, or back.
+
+    Links of different nodes work in parallel; messages on one link are sent one after another.
+    """
     members, w = (Counter(node_of[rank] for rank in ranks) for ranks in (placement.host_of, placement.discriminators))
     inside = max((members[node] for node in w), default=0)
     into = max(w[node] * (placement.num_members - members[node]) for node in w)
@@ -129,7 +133,7 @@ def transfer(times: Assumed, placement: Placement, node_of: Sequence[int], size:
 
 
 def sums(config: Config, times: Assumed, placement: Placement, node_of: Sequence[int], gbit: float) -> float:
-    """Seconds in which the ranks of w sum its gradients in a ring, in all of its learning steps."""
+    """Return the seconds in which the ranks of w sum its gradients in a ring, in all learning steps."""
     ranks = len(placement.discriminators)
     if ranks == 1:
         return 0.0

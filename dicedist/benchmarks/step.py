@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""The time of a step by span."""
 
 import contextlib
 import time
@@ -19,13 +19,13 @@ from dicedist.data import sources
 from dicedist.data.pipeline import Loader
 from dicedist.training.forecast import now_done
 
-# The spans of a step and its exchange; wait: until a message has arrived.
+# The spans of a step and its exchange; `wait` waits for a message.
 SPANS = ("encode", "gather", "redundancy", "scatter", "learn", "backward", "optimiser", "wait")
 WARM_UP, STEPS = 2, 6
 
 
 def step(config: Config) -> list[dict[str, Any]]:
-    """Seconds of each phase and images/s of every rank, in one process or under torchrun; only rank 0 has them all."""
+    """Return seconds per span and images/s of every rank, in one process or under torchrun; only on rank 0."""
     members = placement_of(config, world_size()).members_on(this_rank())
     source = sources.load(config.data, labels_only=not members)
     with joined(config.distributed.timeout) as world:
@@ -40,9 +40,9 @@ def step(config: Config) -> list[dict[str, Any]]:
 
 
 def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
-    """Mean seconds per step. A span is timed until the device has finished it; a real step would not wait for that.
+    """Return the mean seconds per step of each span. A span waits for the device, which a real step does not.
 
-    A span inside another (the optimiser in backward, waiting in gather and scatter) is counted once.
+    A span inside another span (the optimizer in backward, waiting in gather and scatter) is counted once.
     """
     spent, batches = dict.fromkeys(["data", *SPANS], 0.0), loader.epoch(0)
     with listening(partial(stopwatch, spent)):
@@ -60,8 +60,10 @@ def phases(timed: Step, loader: Loader, world: World) -> dict[str, float]:
 
 
 def unwatched(timed: Step, loader: Loader, world: World) -> tuple[float, float]:
-    """Mean seconds per step without a wait in between: what overlaps (w beside members, messages) does overlap. And
-    those in which this rank kept a core busy, with all its threads."""
+    """Return the mean seconds per step without extra waits, so that w, members and messages overlap as in training.
+
+    Return also the processor seconds of this rank, with all its threads.
+    """
     batches = loader.epoch(1)
     for n in range(WARM_UP + STEPS):
         if n == WARM_UP:

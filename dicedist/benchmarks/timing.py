@@ -1,7 +1,7 @@
-"""Compares alternatives on a machine that is never quiet: they take turns, and ratios are taken within a round.
+"""Compare alternatives on a busy machine: they take turns, and ratios are taken within a round.
 
-On a CPU, when some alternatives are not ours, each runs in its own process: ours with the process settings of our
-commands (`process.tune_malloc`), the others without, because these settings are part of what is compared.
+On a CPU, if some alternatives are not ours, each runs in its own process. Ours use the process settings of our commands
+(`process.tune_malloc`), the others do not, because the comparison includes these settings.
 """
 
 import time
@@ -21,7 +21,7 @@ Alternatives = Mapping[str, Callable[[], object]]
 def compare(
     alternatives: Alternatives, reference: str, rounds: int, theirs: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """CPU seconds (wall seconds on a GPU) of each, and the median over rounds of its ratio to the reference.
+    """Return CPU seconds (wall seconds on a GPU) of each, and the median over rounds of its ratio to the reference.
 
     theirs: the names of the alternatives that are not ours. The first round is a warm-up.
     """

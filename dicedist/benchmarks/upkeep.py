@@ -1,4 +1,4 @@
-"""What a checkpoint, and what records and MLflow take from training. All parts are in one process."""
+"""The time that checkpoints, records and MLflow take from training. All parts are in one process."""
 
 import json
 import statistics
@@ -23,13 +23,13 @@ from dicedist.tracking.mirror import Mirror, destination_of
 from dicedist.tracking.tracker import Tracker
 
 CHECKPOINTS, BETWEEN = 9, 300.0  # BETWEEN in seconds
-INTERVALS, VALUES = 200, 40  # VALUES per interval, as of four members and the discriminator w
+INTERVALS, VALUES = 200, 40  # VALUES per interval, as with four members and the discriminator w
 
 
 def checkpoint(config: Config) -> list[dict[str, Any]]:
-    """Medians, on the file system of run.dir: the copy to the host, and the time of the thread that writes it.
+    """Return medians on the file system of run.dir: the copy to the host, and the time of the writing thread.
 
-    The share counts the copy, for which training waits, and all processor time of the writer, as if no core were free.
+    The share counts the copy, for which training waits, and all processor time of the writer, as if no core were idle.
     """
     world = World(0, 1, torch.device("cpu"))
     step, _ = build_step(config, world)
@@ -48,7 +48,7 @@ def checkpoint(config: Config) -> list[dict[str, Any]]:
 
 
 def turn(saver: Saver, number: int) -> tuple[float, float, float]:
-    """Seconds of the copy, processor seconds of the writing that follows, seconds of both."""
+    """Return seconds of the copy, processor seconds of the writer, and seconds of both."""
     started = time.perf_counter()
     saver.start(number, {})
     copied, processor = time.perf_counter() - started, time.process_time()
@@ -57,7 +57,7 @@ def turn(saver: Saver, number: int) -> tuple[float, float, float]:
 
 
 def tracking(config: Config) -> list[dict[str, Any]]:
-    """Costs per interval of log.every_steps steps, in training and in the mirror; sent to sqlite or tracking.uri."""
+    """Return costs per interval of log.every_steps steps, in training and in the mirror, for sqlite or tracking.uri."""
     world = World(0, 1, torch.device("cpu"))
     config = with_size(config)
     step = partial(build_step(config, world)[0], random_batch(config, world.device))
@@ -79,7 +79,7 @@ def tracking(config: Config) -> list[dict[str, Any]]:
 
 
 def record(run: Run, config: Config, world: World) -> float:
-    """Seconds per interval that the reporting rank spends on records."""
+    """Return the seconds per interval that rank 0 spends on records."""
     tracker = Tracker(run, 10**9, 0, None, replace(config, tracking=replace(config.tracking, to="none")))
     tracker.progress.stream = Path("/dev/null").open("w")  # noqa: SIM115  closed with the process
     pace, values = Pace(config.batch_size, 0), {f"member_0/value_{n}": [1.0] for n in range(VALUES - 1)}

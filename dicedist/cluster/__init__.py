@@ -1,4 +1,4 @@
-"""Ranks: who hosts what, every message between them, joining and leaving the group, signals, devices, the launcher.
+"""Ranks: placement of the parts, messages, joining and leaving the group, signals, devices, the launcher.
 
 This is the only room that uses torch.distributed. It knows nothing about runs, their folders, or metrics.
 """

@@ -17,7 +17,7 @@ from dicedist.config.schema import Config
 def connect(
     config: Config, method: Method, plan: Plan, placement: Placement, world: World, num_classes: int
 ) -> Exchange:
-    """All ranks call this, because it makes the groups of the exchange."""
+    """Build the exchange. All ranks call this, because it creates process groups."""
     traffic = method.traffic(sizes(config, method, plan, num_classes), num_classes, config.redundancy)
     wire = torch.bfloat16 if config.distributed.wire == "bf16" else None
     return Exchange.between(placement, world.rank, world.device, traffic, wire, FOREVER)
@@ -42,7 +42,7 @@ def assemble(
     extent: Extent,
     teacher: nn.Module | None = None,
 ) -> Step:
-    """All ranks call this: build the exchange, the parts and the step in one go."""
+    """Build the exchange, the parts and the step. All ranks call this."""
     exchange = connect(config, method, plan, placement, world, extent.num_classes)
     hosted = host(config, method, plan, exchange, extent.num_classes)
     return build_step(config, method, plan, hosted, exchange, extent, teacher)[0]

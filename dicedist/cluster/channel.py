@@ -1,9 +1,9 @@
-"""What the ranks of one node tell each other, kept by their launcher behind a Unix socket.
+"""A key-value store for the ranks of one node, served by their launcher over a Unix socket.
 
-torch's TCPStore answers every user of the machine, lists all keys and lets them be overwritten. The kernel names the
-user at the other end of a Unix socket, so here both ends refuse any other user. The socket has a name in Linux's
-abstract namespace: there is no file that could be removed, or that a full disk could prevent. torch itself still uses a
-TCPStore for the addresses of its ranks.
+torch's TCPStore answers every user of the machine, lists all keys and lets everybody overwrite them. For a Unix socket
+the kernel reports the user at the other end, so here both ends refuse other users. The name of the socket is in Linux's
+abstract namespace: there is no file to remove, and a full disk does no harm. torch itself still uses a TCPStore for the
+addresses of its ranks.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any
 
 CHANNEL = "DICEDIST_CHANNEL"  # the name of the socket, for the ranks
 LARGEST = 2**26  # bytes of a message
-MOMENT = 0.01  # seconds between two looks for a key
+MOMENT = 0.01  # seconds between two polls for a key
 
 
 def is_supported() -> bool:
@@ -29,7 +29,7 @@ def is_supported() -> bool:
 
 
 class Keeper:
-    """Lives in the launcher, and answers each connection in a thread of its own."""
+    """The server in the launcher; it answers each connection in its own thread."""
 
     def __init__(self) -> None:
         self.name, self.values, self.lock = f"dicedist-{uuid.uuid4().hex}", dict[str, str](), threading.Lock()
@@ -70,7 +70,7 @@ class Keeper:
 
 
 class Channel:
-    """A rank's connection, with the methods of torch's stores. RuntimeError where they raise it."""
+    """A rank's connection, with the methods and the RuntimeErrors of torch's stores."""
 
     def __init__(self, name: str, prefix: str, timeout: float):
         self.name, self.prefix, self.timeout, self.lock = name, prefix, timeout, threading.Lock()
@@ -95,7 +95,7 @@ class Channel:
         self.ask("set", key, value if isinstance(value, str) else value.decode("latin-1"))
 
     def get(self, key: str) -> bytes:
-        """Wait for the key."""
+        """Wait for the key and return its value."""
         deadline = time.monotonic() + self.timeout
         while (value := self.ask("get", key)) is None:
             if time.monotonic() > deadline:

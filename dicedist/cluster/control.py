@@ -11,7 +11,7 @@ from torch import Tensor
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import REPORTER
 
-Record = dict[str, Any]  # whatever JSON can hold
+Record = dict[str, Any]  # any JSON object
 
 
 class Control:
@@ -26,11 +26,11 @@ class Control:
         return self.rank == REPORTER
 
     def maximum(self, flag: int) -> int:
-        """All ranks call: each rank receives the largest flag."""
+        """Return the largest flag of all ranks."""
         return self.maximum_later(flag)()
 
     def maximum_later(self, flag: int) -> Callable[[], int]:
-        """Like `maximum`, but without waiting: each rank receives a function that waits for the largest flag."""
+        """Start `maximum` without waiting; return a function that waits for the largest flag."""
         if self.world_size == 1:
             return lambda: flag
         largest = torch.tensor([flag])
@@ -45,11 +45,11 @@ class Control:
         return wait
 
     def barrier(self) -> None:
-        """No rank continues before the last has arrived."""
+        """Wait until all ranks have arrived."""
         self.maximum(0)
 
-    def tell(self, record: Record) -> Record:
-        """Each rank receives the reporter's record."""
+    def broadcast(self, record: Record) -> Record:
+        """Return rank 0's record on every rank."""
         if self.world_size == 1:
             return record
         text = encoded(record)
@@ -61,7 +61,7 @@ class Control:
         return decoded(received)
 
     def report(self, record: Record) -> list[Record]:
-        """The reporter receives the records of all ranks; the others receive none."""
+        """Return the records of all ranks on rank 0, and an empty list on the others."""
         if self.world_size == 1:
             return [record]
         text = encoded(record)
@@ -74,10 +74,9 @@ class Control:
         return [decoded(row[:size]) for row, size in zip(received or [], sizes, strict=False)]
 
     def collect(self, own: Mapping[int, Tensor], hosts: Sequence[int]) -> list[Tensor] | None:
-        """Each rank passes a float tensor [rows, width] on the CPU for each member that it hosts; the reporter receives
-        the tensors of all members, in their order.
+        """Gather one float tensor [rows, width] per member on rank 0, in the order of members; None on other ranks.
 
-        hosts: the rank that sends for each member. Tensors may differ in shape.
+        own: this rank's tensors by member, on the CPU; their shapes may differ. hosts: the rank that sends each member.
         """
         received: list[Tensor] = []
         with between_ranks():

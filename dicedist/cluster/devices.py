@@ -10,14 +10,14 @@ import psutil
 import torch
 
 GIB, MIB = 2**30, 2**20
-LEAST_GPU = 1 * GIB  # for CUDA's context and a ResNet-8 with its batch; with less free, others surely use the GPU
+LEAST_GPU = 1 * GIB  # CUDA's context and a ResNet-8 with its batch; with less free, another process uses the GPU
 LEAST_SHARED = 16 * MIB  # per rank, for NCCL's buffers
 SHARED = "/dev/shm"
 LEAST_DRIVER = {"12": 525, "13": 580}  # by the CUDA of torch's wheel
 
 
 def pick_device() -> torch.device:
-    """The GPU of this rank, or the CPU where there is none."""
+    """Return the GPU of this rank, or the CPU if there is none."""
     if unusable := why_unusable():
         raise ValueError(f"{unusable}, or write CUDA_VISIBLE_DEVICES= to use the CPU")
     if not torch.cuda.is_available():
@@ -39,13 +39,13 @@ def pick_device() -> torch.device:
 
 
 def make_deterministic() -> None:
-    """Have GPUs compute the same bits again, as torch's notes on reproducibility say. Call before a GPU is used."""
+    """Make GPUs deterministic, as torch's notes on reproducibility describe. Call before a GPU is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
 
 def why_unusable() -> str | None:
-    """Say why torch cannot use the GPUs of this machine, and what to do; None if it can, or if there are none."""
+    """Return why torch cannot use the GPUs of this machine, and what to do; None if it can, or if there are none."""
     if torch.cuda.is_available() or not (gpus := torch.cuda.device_count()):
         return None
     try:
@@ -56,13 +56,13 @@ def why_unusable() -> str | None:
     cuda = str(torch.version.cuda)
     least = LEAST_DRIVER.get(cuda.partition(".")[0], "a")
     return (
-        f"this machine has {gpus} GPUs, and torch cannot use them ({reason}): install NVIDIA driver {least} or newer, "
+        f"this machine has {gpus} GPUs, but torch cannot use them ({reason}): install NVIDIA driver {least} or newer, "
         f"which CUDA {cuda} of torch's wheel needs"
     )
 
 
 def device_named(name: str) -> torch.device:
-    """The device for auto | cpu | cuda, in a command that does not run as ranks."""
+    """Return the device for auto | cpu | cuda, in a command that runs without ranks."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: torch finds no GPU here, write device=cpu")
     return pick_device() if name == "auto" else torch.device(name)
@@ -78,7 +78,7 @@ def refuse_taken(device: torch.device) -> None:
 
 
 def refuse_small_shared_memory(ranks_here: int) -> None:
-    """A container has 64 MiB of shared memory by default."""
+    """Raise a ValueError if shared memory is too small for NCCL; a container has 64 MiB by default."""
     free, needed = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else 0, ranks_here * LEAST_SHARED
     if free < needed:
         raise ValueError(
@@ -88,20 +88,20 @@ def refuse_small_shared_memory(ranks_here: int) -> None:
 
 
 def refuse_too_large(device: torch.device, needed: Mapping[str, int]) -> None:
-    """needed: bytes by kind of part, before any image."""
+    """Raise a ValueError if the parts do not fit. needed: bytes by kind of part, before any image."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if sum(needed.values()) > free:
         listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in needed.items())
         where = gpu_name(device) if device.type == "cuda" else "this machine"
         raise ValueError(
-            f"{where} has {free / GIB:.1f} GiB free, and weights, gradients and states of this rank need "
+            f"{where} has {free / GIB:.1f} GiB free, but weights, gradients and states of this rank need "
             f"{sum(needed.values()) / GIB:.1f} ({listed}): write network.feature_dim=256 or smaller (w and its memory "
             "grow with it), a smaller network, or use more ranks"
         )
 
 
 def refuse_compile(how: bool | str) -> None:
-    """Refuse compilation where it cannot work, before anything is built.
+    """Raise a ValueError if compilation cannot work, before anything is built.
 
     For a GPU, Triton needs a C compiler; for a CPU, torch needs one for C++. Both need the headers of Python.
     """
@@ -109,7 +109,7 @@ def refuse_compile(how: bool | str) -> None:
         return
     on_gpu = torch.cuda.is_available()
     if how == "graphs" and not on_gpu:
-        raise ValueError("compile=graphs records CUDA graphs, and there is no GPU here: write compile=true")
+        raise ValueError("compile=graphs records CUDA graphs, but there is no GPU here: write compile=true")
     variable, usual = ("CC", ["gcc", "clang"]) if on_gpu else ("CXX", ["g++"])
     compilers, header = [os.environ[variable]] if variable in os.environ else usual, python_header()
     found = any(map(shutil.which, compilers))
@@ -120,7 +120,7 @@ def refuse_compile(how: bool | str) -> None:
 
 def refuse_graph(records: bool) -> None:
     if records and not torch.cuda.is_available():
-        raise ValueError("redundancy.graph=true records a CUDA graph, and there is no GPU here: leave it out")
+        raise ValueError("redundancy.graph=true records a CUDA graph, but there is no GPU here: leave it out")
 
 
 def python_header() -> Path:
@@ -128,7 +128,7 @@ def python_header() -> Path:
 
 
 def too_small(device: torch.device) -> str:
-    """The error message when the device's memory did not suffice."""
+    """Return the error message for a device that ran out of memory."""
     free, total = torch.cuda.mem_get_info(device)
     ours = torch.cuda.max_memory_reserved(device)
     others = max(0, total - free - torch.cuda.memory_reserved(device))

@@ -1,4 +1,4 @@
-"""The redundancy loss for a distributed loop of one's own: the trainer's messages over a plain process group.
+"""The redundancy loss for your own distributed loop: the trainer's messages over a plain process group.
 
 Legend: M members, B inputs, D features.
 """
@@ -23,19 +23,19 @@ class DistributedRedundancy(nn.Module):
     """`ConditionalRedundancy` over the ranks of torch's default process group, each of which hosts some members.
 
         redundancy = DistributedRedundancy(num_members=4, feature_dim=64, num_classes=100, delta=0.2)
-        members = {number: Member() for number in redundancy.members}                      # those of this rank
+        members = {number: Member() for number in redundancy.members}                      # members of this rank
         loss = own_losses + redundancy(means, scales, labels)                              # dicts by number
         loss.backward(); optimizer.step()
         redundancy.learn()
 
-    Every rank makes it, calls it and calls `learn` in every step, with the same labels; members see the same inputs.
-    On M + 1 ranks each member has one and the discriminator w another, on fewer they share; in a single process
-    without a group all are here. Means and scales travel to w, gradients of the means travel back, each message from
-    one rank to another; NCCL and gloo both have what is needed. It needs neither a configuration nor torchrun.
+    Every rank creates this module, and in every step calls it and `learn`, with the same labels. All members see the
+    same inputs. With M + 1 ranks, each member and the discriminator w have a rank each; with fewer, they share ranks.
+    A single process without a group hosts everything. Means and scales go to the rank of w, gradients of the means come
+    back, as point-to-point messages over NCCL or gloo. Neither a configuration nor torchrun is needed.
 
-    scales=False for deterministic members. Other settings as for `ConditionalRedundancy`, which `own` is on the rank
-    of w and None elsewhere: `state_dict` has all of it there, and is empty on other ranks. Several calls before a
-    `learn`, calls under `torch.no_grad` and autocast mean what they mean there; all ranks must do alike.
+    scales=False is for deterministic members. The other settings are those of `ConditionalRedundancy`. `own` is this
+    object on the rank of w, and None elsewhere. `state_dict` holds everything on the rank of w, and is empty on other
+    ranks. Repeated calls before `learn`, `torch.no_grad` and autocast work as there; all ranks must do the same.
 
     Examples:
         >>> redundancy = DistributedRedundancy(num_members=2, feature_dim=8, num_classes=3, delta=0.1)
@@ -60,7 +60,7 @@ class DistributedRedundancy(nn.Module):
         scales: bool = True,
         **settings: Any,
     ) -> None:
-        """All ranks call it, because it makes a group. device: of this rank, on which messages are received."""
+        """Create the groups, so all ranks call this. device: this rank's device, which receives messages."""
         super().__init__()
         grouped = dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
@@ -68,7 +68,7 @@ class DistributedRedundancy(nn.Module):
             raise ValueError(
                 f"{ranks} ranks are too many for {num_members} members and a discriminator: start {num_members + 1}"
             )
-        own = ConditionalRedundancy(num_members, feature_dim, num_classes, delta, **settings)  # refuses what cannot be
+        own = ConditionalRedundancy(num_members, feature_dim, num_classes, delta, **settings)  # checks the settings
         placement = place(ranks, num_members, needs_discriminator=True)
         numbers, widths = range(num_members), [feature_dim] * num_members
         traffic = Traffic(
@@ -91,9 +91,10 @@ class DistributedRedundancy(nn.Module):
         covariance: float = 1.0,
         where: tuple[int, int] | None = None,
     ) -> Tensor:
-        """A scalar whose gradient is that of the redundancy in the means of this rank's members, by their numbers.
+        """Return a scalar with the gradient of the redundancy in the means of this rank's members.
 
-        All ranks call it: they meet here. Its value is the whole loss on the rank of w, and 0 elsewhere.
+        means, scales: by member number. All ranks call this together. The value is the whole loss on the rank of w, and
+        0 elsewhere.
         """
         fields = {number: self.fields(number, means, scales, len(labels)) for number in self.members}
         gathered = self.exchange.gather(fields, len(labels), checksum(labels))
@@ -117,13 +118,13 @@ class DistributedRedundancy(nn.Module):
         return loss
 
     def learn(self) -> dict[str, Tensor]:
-        """w learns from the batch of the last call, where it is hosted; elsewhere nothing happens."""
+        """Train w on the batch of the last call; do nothing on ranks without w."""
         return self.own.learn() if self.own is not None else {}
 
     def check(self) -> None:
-        """ValueError on the rank of w if a member has seen other labels than w since the last check.
+        """Raise a ValueError on the rank of w if a member has seen other labels than w since the last check.
 
-        It waits for the device: once an epoch is often enough.
+        The check waits for the device: once an epoch is often enough.
         """
         apart = self.out_of_step_M.nonzero().flatten().tolist()
         self.out_of_step_M.zero_()
@@ -133,7 +134,7 @@ class DistributedRedundancy(nn.Module):
     def fields(
         self, number: int, means: Mapping[int, Tensor], scales: Mapping[int, Tensor] | None, batch: int
     ) -> dict[str, Tensor]:
-        """A member's fields, refused here where they are wrong: another rank would only find its message too short."""
+        """Check and return a member's fields: the receiver would only notice that the message is too short."""
         sent: dict[str, Tensor] = {}
         for name, given in (("mean", means), ("scale", scales)):
             if name not in self.exchange.features:
@@ -148,6 +149,6 @@ class DistributedRedundancy(nn.Module):
 
 
 def checksum(labels_B: Tensor) -> Tensor:
-    """int64 [1], which changes with any label and its place; it stays on the device."""
+    """Return int64 [1], which depends on every label and its place; it stays on the device."""
     places_B = (2 * torch.arange(len(labels_B), device=labels_B.device) + 1) * ODD
     return ((labels_B + 1) * places_B).sum()[None]

@@ -1,14 +1,15 @@
-"""The rendezvous of several nodes, which may come and go: torch's own, inside a handler that adds what it lacks.
+"""The rendezvous of several nodes, which may come and go: torch's own, wrapped in a handler that adds what it lacks.
 
 torch decides which nodes take part in a round. Nothing in torch is replaced: `Fixed` and `Nodes` implement its public
 `RendezvousHandler`. Both add this:
 
-- A launcher that was asked to stop meets the others before it leaves. Otherwise they wait for it for five minutes.
+- A launcher that was asked to stop waits for the others at their last barrier. Otherwise they wait for it for five
+  minutes.
 
 `Nodes`, for nodes that come and go, also adds this:
 
 - A new store for the ranks of each round. torch keeps the store of the first round. A node that joins later never
-  learns its address, and when the store's host is lost, the other nodes go on to look for it there.
+  learns its address, and when the store's host is lost, the other nodes keep trying to reach it.
 - The number of the round for all ranks. torch counts the restarts of each node on its own.
 - One decision of all nodes to let a new node in. Otherwise the first launcher that sees the new node stops the ranks of
   all nodes, and another launcher takes the run for finished.
@@ -46,8 +47,8 @@ BACKEND = "nodes"
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch's switch: the handler makes no store for the ranks
 LAST_BARRIER = "torchelastic/agent/terminal_state"  # the key at which torch's agents wait for each other at the end
 GOODBYE = 5.0  # seconds that a stopped launcher waits for the others
-LET_IN = 15.0  # seconds until a launcher no longer waits for the others to notice a new node
-SILENCE = 10.0  # seconds, twice those between two signs of life of a launcher
+LET_IN = 15.0  # seconds that a launcher waits for the others to notice a new node
+SILENCE = 10.0  # seconds, twice the interval between two signs of life of a launcher
 EXPECTED: dict[Callable[..., Any], list[str]] = {  # the functions of torch that are used here, with their parameters
     create_backend: ["params"],
     create_handler: ["store", "backend", "params"],
@@ -59,7 +60,7 @@ _joined: "Fixed | None" = None
 
 
 def serve(host: str, port: int) -> None:
-    """Keep the store of a rendezvous, at this address alone, until a signal ends the process."""
+    """Serve the store of a rendezvous at this address only, until a signal ends the process."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
@@ -70,14 +71,14 @@ def serve(host: str, port: int) -> None:
 
 
 def why_unsupported() -> str | None:
-    """Return what this version of torch has otherwise than expected; None if nodes may come and go with it."""
+    """Return how this version of torch differs from the supported ones; None if nodes may come and go with it."""
     for function, names in EXPECTED.items():
         if list(inspect.signature(function).parameters)[: len(names)] != names:
             return f"{function.__qualname__} takes other arguments"
     if RendezvousHandler.__abstractmethods__ - Fixed.__dict__.keys():
         return "RendezvousHandler has other methods"
     if getattr(agent_api, "_TERMINAL_STATE_SYNC_ID", None) != LAST_BARRIER:
-        return "agents meet elsewhere at their end"
+        return "agents use another last barrier"
     if OWN_STORE not in inspect.getsource(DynamicRendezvousHandler):
         return f"{OWN_STORE} is not read"
     return None
@@ -102,7 +103,7 @@ def leave() -> None:
 
 
 class Fixed(RendezvousHandler):
-    """The handler of one node, with the round that it takes part in. The launcher's agent calls it."""
+    """The handler of one node and its present round. The launcher's agent calls it."""
 
     def __init__(self, torchs: RendezvousHandler):
         self.torchs = torchs
@@ -148,7 +149,7 @@ class Nodes(Fixed):
     def open(self, parameters: RendezvousParameters) -> RendezvousHandler:
         """Join the run of this name, or its next launch if the last one has ended.
 
-        Launchers of the last one may still be about to leave, so their state must have stood still for a while.
+        Launchers of the last launch may still be leaving, so their state must not have changed for a while.
         """
         seen, since = None, time.monotonic()
         while True:

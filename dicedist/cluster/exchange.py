@@ -1,19 +1,19 @@
 """The messages of a step between the ranks that host its parts.
 
-One step, with the discriminator w on a rank of its own (a member beside w sends nothing: its tensors are handed over):
+One step, with the discriminator w on its own rank (members on the rank of w hand over their tensors without a message):
 
     member 0  --- mean, scale, checksum --->            --- d loss / d mean --->  member 0
     member 1  --- mean, scale, checksum --->  rank of w --- d loss / d mean --->  member 1
     ...                       gather                          scatter              ...
 
-If several ranks divide w (redundancy.ranks), every one gathers all features and answers for its own pairs; a member
-adds the answers up. In each of their learning steps they sum the gradients of w.
+If several ranks divide w (redundancy.ranks), each gathers all features and answers for its own pairs, and a member adds
+up the answers. In every learning step these ranks sum the gradients of w.
 
-A fusion in the place of w reads maps and logits, and answers its logits beside the gradients of the maps.
-Methods that work on predictions instead send logits (and a gate, queries, keys) in the same gather, to the ranks that
-host the listeners; independent methods send nothing. Each message goes directly from one rank to another (grouped send
+A fusion in the place of w reads maps and logits, and answers its logits and the gradients of the maps.
+Methods that work on predictions send logits (and a gate, queries, keys) in the same gather, to the ranks of the members
+that receive them. Independent methods send nothing. Each message goes directly from one rank to another (grouped send
 and receive, which NCCL and gloo both have), so a rank receives only what it needs. Each replica of a member sends the
-rows of the batch that it saw; w receives all rows, a receiver's replica only those of its own inputs.
+rows of the batch that it saw. w receives all rows; a receiving replica only gets the rows of its own inputs.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -39,8 +39,8 @@ from dicedist.cluster.placement import Placement
 
 Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, member, replica on another rank) -> fields
 
-# Messages under way belong to the process, as its group does: a message that was dropped with its exchange would never
-# arrive, and its receiver would wait for ever.
+# Messages in flight belong to the process, as its group does: a message dropped with its exchange would never arrive,
+# and its receiver would wait forever.
 SENDING: list[tuple[dist.Work, Tensor]] = []
 
 
@@ -54,9 +54,9 @@ class Exchange:
     widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
     routes: Routes
     compared: Sequence[int]  # the members whose fields w reads
-    features: tuple[str, ...] = ()  # what w reads of them
+    features: tuple[str, ...] = ()  # the fields that w reads
     gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients w answers
-    outputs: tuple[str, ...] = ()  # what else w answers
+    outputs: tuple[str, ...] = ()  # other fields that w answers
     member_group: dist.ProcessGroup | None = None
     replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
     w_group: dist.ProcessGroup | None = None  # the ranks that divide w
@@ -72,9 +72,9 @@ class Exchange:
         wire: torch.dtype | None = None,
         timeout: timedelta | None = None,
     ) -> Self:
-        """All ranks call this: it makes the groups of the ranks that host members.
+        """Build the exchange of this rank. All ranks call this, because it creates the groups of ranks with members.
 
-        timeout: of these groups, which do not inherit the default group's; None: torch's own.
+        timeout: of these groups, which do not inherit the default group's timeout; None: torch's own.
         """
         return cls(
             placement,
@@ -102,10 +102,10 @@ class Exchange:
 
     @span("gather")
     def gather(self, own: Mapping[int, Fields], size: int, mark: Tensor) -> Gathered:
-        """Each rank passes the fields of the members that it hosts, and receives those of its routes.
+        """Send the fields of the members hosted here, and receive the fields of this rank's routes.
 
-        size: of the whole batch. mark: the batch's checksum, int64 [1], which every rank computes itself and compares
-        with the senders'.
+        size: of the whole batch. mark: the batch's checksum, int64 [1], which every rank computes and compares with the
+        senders' checksums.
         """
         self.finish_sending()
         placement, sends, receives = self.placement, [], {}
@@ -133,8 +133,10 @@ class Exchange:
 
     @span("scatter")
     def scatter(self, answers: Answers | None, size: int) -> dict[int, Answers]:
-        """Each rank of w passes its answers to all compared members; each host receives its rows for its members, the
-        sum over the ranks of w."""
+        """Send the answers of w, on its ranks, to all compared members. Return the answers to the members hosted here.
+
+        Answers of several ranks of w are summed.
+        """
         names, given = self.answers, {**answers.gradients, **answers.outputs} if answers else {}
         packed: dict[int, list[Tensor]] = {}
         sends, receives = [], []
@@ -168,12 +170,12 @@ class Exchange:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Everything that w sends back, in the order of a message."""
+        """Return the names of all fields that w answers, in the order of a message."""
         return self.gradients + self.outputs
 
     @property
     def division(self) -> Division:
-        """This rank's share of w, on a rank that holds it."""
+        """Return this rank's share of w, on a rank with w."""
         ranks = self.placement.discriminators
         return Division(ranks.index(self.rank), len(ranks), partial(sum_gradients, group=self.w_group))
 
@@ -192,7 +194,7 @@ class Exchange:
         self.wait(works[len(sends) :])
 
     def finish_sending(self) -> None:
-        """Wait for all messages that this process has posted, by this exchange or by one that was dropped since."""
+        """Wait for all messages that this process has posted, by this exchange or an earlier one."""
         self.wait([work for work, _ in SENDING])
         SENDING.clear()
 
@@ -215,7 +217,7 @@ class Exchange:
         return {name: value.view(-1, self.widths[name][member]) for name, value in zip(names, values, strict=True)}
 
     def replicated(self, module: nn.Module) -> nn.Module:
-        """All ranks of a member call this: its gradients become the mean over those ranks while backward runs."""
+        """Average a member's gradients over its ranks while backward runs. All ranks of a member call this."""
         if self.replica_group is None:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
@@ -229,35 +231,34 @@ class Exchange:
             )
 
     def synchronise(self, module: nn.Module) -> None:
-        """All ranks of a member call this: its batch norms are then over the whole batch, torch's own on a GPU."""
+        """Normalize a member's batch norms over the whole batch, on a GPU with torch's. All its ranks call this."""
         if self.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(module, self.replica_group)
         else:
             synchronise(module, self.sum_over_replicas)
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
-        """All ranks of a member call this in forward and sum again in backward; each gets the differentiable sum."""
+        """Return the differentiable sum over the ranks of a member. They call this in forward, and meet in backward."""
         return SumOverRanks.apply(values, self.replica_group)
 
     def sum_over_members(self, values: Tensor) -> Tensor:
-        """Every rank that hosts members calls this; each receives the sum of all their values, without gradients."""
+        """Return the sum over all ranks with members, without gradients. All of them call this."""
         if self.member_group is None:
             return values
         return summed(values, self.member_group) / self.placement.replicas
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Every rank that hosts members calls this. Each receives the gradients of shared parameters: the mean over
-        replicas, summed over members."""
+        """Sum gradients of shared parameters over members, average over replicas. All ranks with members call this."""
         if not parameters:
             return
         sum_gradients(parameters, self.member_group, self.placement.replicas)
 
     def bytes_per_step(self, size: int, num_common: int = 0, num_own: int = 0, num_w: int = 0) -> dict[str, int]:
-        """The bytes that all ranks together send in one step with a batch of that size.
+        """Return the bytes that all ranks together send in one step with a batch of this size, by kind.
 
-        num_common: the number of shared parameters, whose gradients the hosts of members sum (counted as in a ring).
-        num_own: the number of all members' own parameters, whose gradients their replicas sum.
-        num_w: the number of w's gradients in all its learning steps, which the ranks that divide it sum.
+        Each number counts parameters whose gradients ranks sum, as in a ring. num_common: shared parameters, summed
+        over ranks with members. num_own: all members' own parameters, summed over replicas. num_w: the parameters of w
+        times its learning steps, summed over the ranks that divide w.
         """
         placement = self.placement
         features, predictions = (
@@ -293,20 +294,20 @@ class Exchange:
 
     @property
     def checksum_floats(self) -> int:
-        """The length of an int64 checksum, in numbers of a message."""
+        """Return the length of an int64 checksum in numbers of the message's dtype."""
         return torch.int64.itemsize // self.dtype.itemsize
 
     def rounded(self, value: Tensor) -> Tensor:
-        """The tensor as a receiver elsewhere would have it."""
+        """Round a tensor as a message to another rank would."""
         return value.detach() if self.wire is None else value.detach().to(self.wire).to(torch.get_default_dtype())
 
     def pack(self, values: Sequence[Tensor], mark: Tensor) -> Tensor:
-        """One flat message, which begins with the bits of the checksum."""
+        """Return one flat message, which begins with the bits of the checksum."""
         return torch.cat([mark.view(self.dtype)] + [value.detach().to(self.dtype).flatten() for value in values])
 
 
 def routes(placement: Placement, traffic: Traffic) -> Routes:
-    """Which fields of each member a rank receives: those that w reads, and those that the members there must hear."""
+    """Return the fields that each rank receives from each member: for w, and for the members on this rank."""
     found = {}
     for rank in range(placement.world_size):
         for member, hosts in enumerate(placement.hosts):
@@ -321,20 +322,20 @@ def routes(placement: Placement, traffic: Traffic) -> Routes:
 
 
 def group_of(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup | None:
-    """All ranks call this. None for a group of one rank, and on ranks outside the group."""
+    """Create a group. None for a group of one rank, and on ranks outside the group. All ranks call this."""
     with between_ranks():
         group = dist.new_group(list(ranks), timeout) if len(ranks) > 1 else None
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def replica_group(placement: Placement, timeout: timedelta | None) -> dist.ProcessGroup | None:
-    """All ranks call this; each receives the group of the member whose replica it hosts."""
+    """Return the group of the member whose replica this rank hosts. All ranks call this."""
     groups = [group_of(hosts, timeout) for hosts in placement.hosts] if placement.replicas > 1 else []
     return next((group for group in groups if group is not None), None)
 
 
 class SumOverRanks(torch.autograd.Function):
-    """The sum of values over all ranks of a group; backward sums the gradients over the same ranks."""
+    """Sum values over the ranks of a group; backward sums the gradients over these ranks."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -347,7 +348,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, divisor: int = 1) -> None:
-    """All ranks of the group call this; each receives the sum of their gradients, divided. Alone a rank has it."""
+    """Replace gradients by their sum over the group, divided. All its ranks call this; None is a group of one rank."""
     if group is None:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -357,7 +358,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup |
     flat /= divisor
     totals = flat.split([gradient.numel() for gradient in gradients])
     for parameter, gradient, total in zip(parameters, gradients, totals, strict=True):
-        # Into the old tensor: a fused optimiser needs it in the memory format of the weights (channels_last).
+        # Into the old tensor: a fused optimizer needs it in the memory format of the weights (channels_last).
         parameter.grad = gradient.copy_(total.view_as(gradient))
 
 

@@ -1,4 +1,4 @@
-"""The handshake of ranks before they form a group: they learn the node of each, and must mean the same run."""
+"""The handshake of ranks before they form a group: exchange the node of each rank, and check that all run the same."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def shake_hands(config: Mapping[str, Any], size: int | str, timeout: float) -> t
 
 
 def exchange_cards(own: Card, timeout: float) -> list[Card]:
-    """Give each rank the cards of all ranks; all ranks call this."""
+    """Return the cards of all ranks. All ranks call this."""
     if world_size() == 1:
         return [own]
     store = enter(timeout).store
@@ -70,7 +70,7 @@ def refuse_strangers(cards: Sequence[Card]) -> None:
 
 
 def code_digest() -> str:
-    """A digest of the source, because two checkouts of one version may differ."""
+    """Return a digest of the source, because two checkouts of one version may differ."""
     sources = sorted(PACKAGE.rglob("*.py"))
     text = b"".join(str(path.relative_to(PACKAGE)).encode() + path.read_bytes() for path in sources)
     return hashlib.sha256(text).hexdigest()[:10]

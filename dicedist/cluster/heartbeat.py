@@ -1,9 +1,9 @@
-"""The pulse of every rank, in the store of the group: it shows who is missing, and lets all ranks end together.
+"""The pulse of every rank in the group's store: it shows which rank is missing, and lets all ranks end together.
 
-A failed message tells which connection broke, not which rank did, and a message that waits for a hung rank tells
+A failed message shows which connection broke, not which rank failed. A message that waits for a hung rank shows
 nothing. So a thread of each rank regularly writes a pulse: how much work this rank has done so far, and where its main
-thread is. A group is hung when no rank has done any work for too long, however long a piece of work may take; a rank is
-lost when it has no pulse.
+thread is. A group is hung if no rank has done any work for too long, compared with its longest piece of work so far. A
+rank is lost if it has no pulse.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from dicedist.cluster.channel import Channel
 from dicedist.cluster.process import MessageFailed
 
 BEAT = 0.5  # seconds
-MISSED = 4.0  # seconds to wait for pulses once a message has failed: a rank without any is gone
-ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all: a run that is done never ends this way
+MISSED = 4.0  # seconds to wait for pulses after a message has failed: a rank without a pulse is gone
+ENDINGS = {"1", "2", "75"}  # codes with which one rank may end all ranks: a completed run never uses them
 LEFT = "left"  # the last pulse of a rank that ended normally
 WAITING = "waiting"  # the position of a rank that waits for others
 PACKAGE = str(Path(__file__).parent.parent)
-LONGER = 5  # times the longest piece of work so far, or the timeout before any, until a group counts as hung
+LONGER = 5  # a group is hung after this many times its longest piece of work (before the first, the timeout)
 STARTING = 3600.0  # seconds that a piece of work may take before every rank has ended its first step: it may compile
-NOT_YET = "~"  # begins the work in the pulse of a rank that has not ended its first step
-_messages = 0  # how many the main thread is in the middle of
+NOT_YET = "~"  # marks the pulse of a rank that has not ended its first step
+_messages = 0  # messages that the main thread waits for now
 _work = 0  # pieces done by this process
-_computing = 0  # how many long computations the main thread is in the middle of
-_starts = False  # a training that has not ended its first step
+_computing = 0  # nested long computations of the main thread
+_starts = False  # a training is before the end of its first step
 
 
 def advance() -> None:
@@ -42,14 +42,14 @@ def advance() -> None:
 
 
 def starts(first_step_is_due: bool) -> None:
-    """A training calls this with True before its first step, and with False after it."""
+    """Mark the first step: a training calls this with True before it, and with False after it."""
     global _starts
     _starts = first_step_is_due
 
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
-    """Wrap a long computation of the main thread on the CPU: as long as it uses the processor, it does work."""
+    """Wrap a long computation of the main thread on the CPU: processor time counts as work."""
     global _computing
     _computing += 1
     try:
@@ -60,7 +60,7 @@ def computing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def between_ranks() -> Iterator[None]:
-    """Wrap every message of the main thread: pulses say that it waits, and a RuntimeError becomes MessageFailed."""
+    """Wrap every message of the main thread: pulses report that it waits, and a RuntimeError becomes MessageFailed."""
     global _messages
     _messages += 1
     try:
@@ -73,8 +73,11 @@ def between_ranks() -> Iterator[None]:
 
 
 class Heartbeat:
-    """names: of the ranks, for error messages; host: of the store. end(message, code): ends this process, called in
-    the heartbeat's thread; the message is empty if another rank has reported the reason."""
+    """The thread that writes this rank's pulse and reads the others'.
+
+    names: of the ranks, for error messages. host: of the store. end(message, code): ends this process; the heartbeat's
+    thread calls it, with an empty message if another rank has reported the reason.
+    """
 
     def __init__(
         self,
@@ -91,8 +94,8 @@ class Heartbeat:
         self.pulses = [""] * len(names)
         self.works = [""] * len(names)
         self.reset_clocks()
-        self.longest = 0.0  # seconds between two pieces of work so far; 0 until the group has done its first
-        self.heard = time.monotonic()  # when the store last answered
+        self.longest = 0.0  # the longest time between two pieces of work, in seconds; 0 before the first piece
+        self.answered = time.monotonic()  # when the store last answered
         self.leaving = threading.Event()
         self.thread = threading.Thread(target=self.live, name="heartbeat", daemon=True)
         self.thread.start()
@@ -115,9 +118,9 @@ class Heartbeat:
                 self.note_computation()
                 self.store.set(f"pulse/{self.rank}", f"{count} {NOT_YET * _starts}{_work} {position(self.main)}")
                 self.look()
-                self.heard = time.monotonic()
+                self.answered = time.monotonic()
             self.store.set(f"pulse/{self.rank}", LEFT)
-        except RuntimeError:  # the store is gone with its launcher, so nobody else would stop or restart this run
+        except RuntimeError:  # the store is gone with its launcher, so no other process would stop or restart this run
             signals.ask()
 
     def note_computation(self) -> None:
@@ -138,7 +141,7 @@ class Heartbeat:
                 self.end(
                     f"{name} has given no sign of life for {self.timeout:.0f} s: stopped, or its machine is lost", 1
                 )
-        # A group that works in long pieces is allowed longer ones.
+        # A group whose pieces of work are long gets more time.
         starting = STARTING * any(work.startswith(NOT_YET) for work in self.works)
         if time.monotonic() - self.worked > max(self.timeout, LONGER * (self.longest or self.timeout), starting):
             self.end(self.hung() or "all ranks wait for each other", 1)
@@ -151,13 +154,13 @@ class Heartbeat:
             self.works[rank], self.worked = work, now
 
     def gone(self) -> str | None:
-        """Name the rank that has no pulse any more. The main thread calls this."""
-        with between_ranks():  # so that this rank counts as waiting, not as late
+        """Name the rank that has lost its pulse. The main thread calls this."""
+        with between_ranks():  # this rank waits, it is not late
             time.sleep(MISSED)  # meanwhile the heartbeat ends this process if another rank reports the reason
         if not self.thread.is_alive():
             return "the launcher is gone"
-        if time.monotonic() - self.heard > MISSED / 2:
-            return f"no answer from {self.host} any more: the first node is lost, or the link to it is cut"
+        if time.monotonic() - self.answered > MISSED / 2:
+            return f"no answer from {self.host}: the first node is lost, or the link to it is cut"
         here = [rank for rank, pulse in enumerate(self.pulses) if pulse != LEFT]
         silent = min(here, key=lambda rank: self.seen[rank])
         if time.monotonic() - self.seen[silent] < MISSED / 2:
@@ -165,7 +168,7 @@ class Heartbeat:
         return f"{self.names[silent]} is gone: killed, or its machine is lost"
 
     def blame(self) -> str | None:
-        """Name the rank that did not do its part, after a message failed. The main thread calls this."""
+        """Name the rank that caused a failed message. The main thread calls this."""
         return self.gone() or self.hung()
 
     def hung(self) -> str | None:
@@ -178,12 +181,12 @@ class Heartbeat:
         return None
 
     def leave(self) -> None:
-        """Announce that this rank ends normally; the others need not end."""
+        """Announce that this rank ends normally, so that the others continue."""
         self.leaving.set()
         self.thread.join(2 * BEAT)
 
     def outlast(self) -> None:
-        """Wait for the other ranks, after `leave`, on the rank that keeps the store: they still use it."""
+        """Wait for the other ranks, after `leave`, on the rank that serves the store: they still use the store."""
         deadline = time.monotonic() + MISSED
         while any(self.pulse(rank) != LEFT for rank in range(len(self.names))) and time.monotonic() < deadline:
             time.sleep(BEAT / 10)
@@ -194,14 +197,14 @@ class Heartbeat:
 
 
 def processor_time(thread: int) -> float:
-    """Return the seconds that a thread has used the processor, or on a system that counts no threads this process."""
+    """Return the processor seconds of a thread, or of this process on systems that do not count threads."""
     if hasattr(time, "pthread_getcpuclockid"):
         return time.clock_gettime(time.pthread_getcpuclockid(thread))
     return time.process_time()
 
 
 def position(thread: int) -> str:
-    """Return what the thread does: it waits for others, or is in this function of this package."""
+    """Return "waiting", or the function of this package that the thread is in."""
     if _messages:
         return WAITING
     frame = sys._current_frames().get(thread)

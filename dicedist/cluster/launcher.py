@@ -2,7 +2,7 @@
 
 import os
 
-# Read when torch is imported. Otherwise this process would print a stack trace for every node that is not there yet.
+# torch reads this at import. Otherwise this process would print a stack trace for every node that has not joined yet.
 RANKS_LOG_LEVEL = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
@@ -44,7 +44,7 @@ from dicedist.cluster.signals import ASKING
 from dicedist.cluster.world import own_address_to
 
 POLL = 5.0  # seconds
-DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # they are handled here
+DEFAULTS = ["--max-restarts=3", "--signals-to-handle=none"]  # this module handles signals
 
 
 class Loopback(StaticTCPRendezvous):
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"dicedist: gave up: rank {rank} ended with {ending(failure.exitcode)}", file=sys.stderr)
             return EXIT_FAULT
         except (RendezvousError, DistError, socket.gaierror) as error:
-            if EXIT_STOPPED in (found := codes(folder)):  # the store went with the launcher that was asked to stop
+            if EXIT_STOPPED in (found := codes(folder)):  # the launcher that served the store was asked to stop
                 return worst(found)
             print(f"dicedist: {unmet(options, error)}", file=sys.stderr)
             return worst([*found, EXIT_FAULT])
@@ -102,8 +102,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def prepare_nodes(options: argparse.Namespace) -> str | None:
-    """Set up the rendezvous of several nodes. Return a message if this torch cannot do what is asked for."""
-    # torchrun would take the host's name, which other nodes may not know.
+    """Set up the rendezvous of several nodes. Return a message if this torch does not support it."""
+    # torchrun would use the host's name, which other nodes may not know.
     first = options.rdzv_endpoint.rpartition(":")[0] or options.master_addr
     options.local_addr = options.local_addr or own_address_to(first)
     if reason := elastic.why_unsupported():
@@ -113,7 +113,7 @@ def prepare_nodes(options: argparse.Namespace) -> str | None:
                 "write the number of nodes, or install torch 2.14"
             )
     elif options.rdzv_backend in ("static", "c10d"):
-        if options.rdzv_backend == "static":  # which torchrun does for this name only
+        if options.rdzv_backend == "static":  # torchrun does this only for `static`
             options.rdzv_endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
             options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"rank={options.node_rank}"]))
         rendezvous_handler_registry.register(elastic.BACKEND, elastic.join)
@@ -125,9 +125,9 @@ def prepare_nodes(options: argparse.Namespace) -> str | None:
 
 @contextlib.contextmanager
 def passing_signals_on() -> Iterator[None]:
-    """Let torchrun stop the ranks after the first signal, and pass later ones to the ranks only.
+    """Let torchrun stop the ranks after the first signal, and pass later signals to the ranks only.
 
-    torchrun itself would break off in the middle of stopping them, and take SIGHUP even under nohup.
+    torchrun would abort in the middle of stopping the ranks, and handle SIGHUP even under nohup.
     """
     asked = False
 
@@ -147,11 +147,11 @@ def passing_signals_on() -> Iterator[None]:
         yield
     finally:
         for number in heard:
-            signal.signal(number, signal.SIG_IGN)  # how the run ended is known
+            signal.signal(number, signal.SIG_IGN)  # the outcome of the run is known
 
 
 def notice_cut_links(seconds: int) -> None:
-    """Let the system break silent connections: torch waits for a store's answer without a limit."""
+    """Let the system close silent connections: torch waits for a store's answer without a limit."""
     while True:
         limit_silence(seconds)
         time.sleep(POLL)
@@ -171,16 +171,16 @@ def read_timeout(options: argparse.Namespace) -> int:
 
 
 def unmet(options: argparse.Namespace, error: Exception) -> str:
-    """Say why the rendezvous failed."""
+    """Return why the rendezvous failed."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     if isinstance(error, RendezvousClosedError):
         return f"a launcher of another node has ended this run (--rdzv-id={options.rdzv_id} at {where})"
     if isinstance(error, RendezvousTimeoutError):
-        return f"fewer than {options.nnodes} nodes came to {where} in time: start the others, or write another --nnodes"
+        return f"fewer than {options.nnodes} nodes joined {where} in time: start the others, or write another --nnodes"
     reason = str(error.__cause__ or error).splitlines()[0]
     return (
-        f"no connection to the nodes' meeting point {where} ({reason}): --rdzv-endpoint is HOST:PORT of the first "
-        "node, the same on all, where nothing else listens and the others are let in"
+        f"no connection to the rendezvous {where} ({reason}): write --rdzv-endpoint=HOST:PORT of the first node, the "
+        "same on all nodes, with a port that is free there and open to the others"
     )
 
 

@@ -1,18 +1,17 @@
-"""Who hosts what: a pure function of the world size, the members, the method and the nodes.
+"""The placement of parts on ranks: a pure function of the world size, the members, the method and the nodes.
 
-N = M + 1       one member per rank, the discriminator on a rank of its own
-N = M           one member per rank, the discriminator beside one
-N < M           members dealt evenly, the discriminator on a rank with the fewest
+N = M + 1       one member per rank, the discriminator on its own rank
+N = M           one member per rank, the discriminator on a rank with a member
+N < M           members spread evenly, the discriminator on a rank with the fewest members
 N = 1           everything in one process
-N = R * M (+1)  ensemble.replicas=R: each member on R ranks that split its batch, the discriminator on a rank of its own
+N = R * M (+1)  ensemble.replicas=R: each member on R ranks that split its batch, the discriminator on its own rank
 
-redundancy.ranks=W puts the discriminator on W ranks, which hold the same one and divide its pairs of members:
+redundancy.ranks=W puts equal copies of the discriminator on W ranks, which divide the pairs of members:
 
-N = M + W       on ranks of their own
-N <= M          beside members, on the ranks with the fewest; redundancy.ranks=members: on all of them
+N = M + W       on their own ranks
+N <= M          on the ranks with the fewest members; redundancy.ranks=members: on all ranks with members
 
-redundancy.ranks=all puts it on every rank, N = M + 1 or fewer. `auto` begins as 1, and may be divided after a
-measurement.
+redundancy.ranks=all puts a copy on every rank, for N = M + 1 or fewer. `auto` starts as 1; a measurement may divide it.
 
 The ranks of a node are consecutive, and members fill them in order. Among the ranks that may host it, the discriminator
 takes the one whose node holds the most members, so that the fewest messages leave a node; in a tie, the last.
@@ -24,15 +23,15 @@ from dataclasses import dataclass, replace
 
 DEFAULT_SIZE = 4
 MEMBERS = "members"  # redundancy.ranks: every rank that hosts members has a share of the discriminator
-ALL, AUTO = "all", "auto"  # every rank has one; measured when the run begins
-REPORTER = 0  # the rank that keeps the records, prints the output, and receives the reports of the others
+ALL, AUTO = "all", "auto"  # every rank has a share; measured when the run begins
+REPORTER = 0  # the rank that keeps the records and prints the output
 
 
 @dataclass(frozen=True)
 class Placement:
     world_size: int
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each member, one for each of its replicas
-    discriminators: tuple[int, ...] = ()  # the ranks that hold w, or what stands for it; the first of them saves it
+    discriminators: tuple[int, ...] = ()  # the ranks of w, or of another counterpart; the first saves it
     called: str = "discriminator"
 
     @property
@@ -45,7 +44,7 @@ class Placement:
 
     @property
     def host_of(self) -> list[int]:
-        """The rank of each member's first replica, which evaluates and saves the member."""
+        """Return the rank of each member's first replica, which evaluates and saves the member."""
         return [ranks[0] for ranks in self.hosts]
 
     @property
@@ -58,19 +57,19 @@ class Placement:
 
     @property
     def parts(self) -> list[str]:
-        """What each rank hosts, in words."""
+        """Return a description of the parts of each rank."""
         return [", ".join(self.parts_on(rank)) for rank in range(self.world_size)]
 
     @property
     def divided(self) -> "Placement":
-        """The same members, and a share of the discriminator on every rank."""
+        """Return this placement with a share of the discriminator on every rank."""
         return replace(self, discriminators=tuple(range(self.world_size)))
 
     def members_on(self, rank: int) -> list[int]:
         return [member for member, ranks in enumerate(self.hosts) if rank in ranks]
 
     def replica_on(self, rank: int) -> int:
-        """Which replica of its members a rank holds."""
+        """Return the index of the replica that a rank hosts."""
         return next((ranks.index(rank) for ranks in self.hosts if rank in ranks), 0)
 
     def parts_on(self, rank: int) -> list[str]:
@@ -92,9 +91,9 @@ def place(
     ranks_of_w: int | str = 1,
     called: str = "discriminator",
 ) -> Placement:
-    """node_of: the node of each rank; all on one by default. ranks_of_w: redundancy.ranks.
+    """Place the parts. node_of: the node of each rank, by default one node for all. ranks_of_w: redundancy.ranks.
 
-    called: what the method has for a discriminator.
+    called: the name of the method's counterpart.
     """
     node_of = node_of or [0] * world_size
     own = own_ranks(needs_discriminator, ranks_of_w)
@@ -106,7 +105,7 @@ def place(
         )
     if ranks_of_w in (MEMBERS, ALL) and replicas > 1:
         raise ValueError(
-            f"ensemble.replicas={replicas} gives a rank some rows of a batch, and w needs all: write redundancy.ranks=1"
+            f"ensemble.replicas={replicas} gives a rank some rows of a batch, but w needs all: write redundancy.ranks=1"
         )
     largest = ranks_of(num_members, needs_discriminator, replicas, ranks_of_w)
     without_w = largest - own
@@ -127,39 +126,41 @@ def place(
     share, extra = divmod(num_members, len(groups))
     hosts = tuple(group for nth, group in enumerate(groups) for _ in range(share + (nth < extra)))
     if needs_discriminator and not apart:
-        beside = len(groups) if ranks_of_w == MEMBERS else min(own, world_size)
+        shares = len(groups) if ranks_of_w == MEMBERS else min(own, world_size)
         crowd, held = [node_of[rank] for (rank,) in hosts], Counter(rank for (rank,) in hosts)
-        discriminators = nearest(ranks, beside, node_of, crowd, held)
+        discriminators = nearest(ranks, shares, node_of, crowd, held)
     placed = Placement(world_size, hosts, discriminators, called)
     return placed.divided if needs_discriminator and ranks_of_w == ALL else placed
 
 
 def fitting(world_size: int, own: int, replicas: int) -> int:
-    """Return the members of ensemble.size=auto: four, or one for each rank where there are more. own: as `own_ranks`.
+    """Return the size for ensemble.size=auto: four members, or one per rank if there are more. own: see `own_ranks`.
 
-    Replicas need all of their ranks, so with them the ranks decide.
+    With replicas, the number of ranks decides, because replicas need all of their ranks.
     """
     held = max(1, (world_size - own) // replicas)
     return held if replicas > 1 and world_size > 1 else max(DEFAULT_SIZE, held)
 
 
 def own_ranks(needs_discriminator: bool, ranks_of_w: int | str) -> int:
-    """How many ranks the discriminator has beyond those of the members, if there are enough."""
+    """Return the number of ranks for the discriminator alone, if there are enough ranks."""
     if not needs_discriminator or ranks_of_w == MEMBERS:
         return 0
     return 1 if ranks_of_w in (ALL, AUTO) else int(ranks_of_w)
 
 
 def ranks_of(num_members: int, needs_discriminator: bool, replicas: int, ranks_of_w: int | str) -> int:
-    """The number of ranks that gives every part its own device."""
+    """Return the number of ranks that gives every part its own device."""
     return replicas * num_members + own_ranks(needs_discriminator, ranks_of_w)
 
 
 def nearest(
     candidates: Iterable[int], count: int, node_of: Sequence[int], crowd: Sequence[int], held: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """The first `count` candidates in this order: those that hold the least, then those whose node appears most often
-    in the crowd, then the last."""
+    """Return `count` candidates: those that hold the least, then those whose node is most frequent in the crowd.
+
+    In a tie, the last candidate comes first.
+    """
     on_node = Counter(crowd)
     order = sorted(candidates, key=lambda rank: (held[rank], -on_node[node_of[rank]], -rank))
     return tuple(sorted(order[:count]))

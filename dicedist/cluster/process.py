@@ -1,8 +1,8 @@
-"""A process of dicedist: which rank it is, and how it ends. An error is reported once, in one line, by one rank.
+"""A process of dicedist: its rank, and its end. An error is reported once, in one line, by one rank.
 
-Exit codes: 0 done, 1 a fault (a launcher may start the run again), 2 refused or failed for a reason that a restart does
-not fix, 75 stopped on request (the same command continues the run), 76 complete, but not all of it reached MLflow or
-the bucket.
+Exit codes: 0 done, 1 a fault (a launcher may restart the run), 2 refused or failed for a reason that a restart does not
+fix, 75 stopped on request (the same command resumes the run), 76 complete, but not everything reached MLflow or the
+bucket.
 
 torch is not imported here: help and refusals do not need it.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXIT_FAULT, EXIT_USER, EXIT_STOPPED, EXIT_UNSENT = 1, 2, signals.EXIT_STOPPED, 76
 LAUNCHER = "DICEDIST_LAUNCHER"  # the folder in which `dicedist.launch` expects the exit code of each of its ranks
-SECRET = "DICEDIST_SECRET"  # begins every key that ranks of several nodes write to the store: keeps other runs apart
+SECRET = "DICEDIST_SECRET"  # the prefix of all keys that ranks of several nodes write to the store: separates runs
 ATTEMPT = "DICEDIST_ATTEMPT"  # the number of the rendezvous; torchrun's own count may differ between nodes
 STORE_PATIENCE = 5.0  # seconds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -39,15 +39,15 @@ _leaving = threading.Lock()
 
 
 class EndedElsewhere(Exception):
-    """Another rank reports the reason; this one only ends."""
+    """Another rank reports the reason; this rank only ends."""
 
 
 class Unsent(Exception):
-    """The run is complete, but not all of it reached MLflow or the bucket."""
+    """The run is complete, but not everything reached MLflow or the bucket."""
 
 
 class MessageFailed(RuntimeError):
-    """A message between ranks failed, which is rarely the fault of the rank that notices."""
+    """A message between ranks failed; the rank that notices is rarely the cause."""
 
 
 group: "Joined | None" = None  # set while this process is a rank of a group
@@ -67,7 +67,7 @@ def attempt() -> int:
 
 
 def under_agent() -> bool:
-    """Return whether torchrun's agent keeps the store, which then outlives every rank."""
+    """Return whether torchrun's agent serves the store, which then outlives every rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -78,7 +78,7 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that knows fewer letters is no reason to end
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack some characters
     if this_rank() > 0:
         logging.disable(logging.WARNING)  # rank 0 alone logs what all ranks notice
     try:
@@ -90,7 +90,7 @@ def command(run: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def tune_malloc() -> None:
-    """Keep glibc from returning the memory of activations to the system after each step."""
+    """Stop glibc from returning the memory of activations to the system after each step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value that it accepts
@@ -98,7 +98,7 @@ def tune_malloc() -> None:
 
 
 def nobody_reads() -> bool:
-    """Return whether nobody reads the output any more, as after `| head`."""
+    """Return whether the reader of the output has left, as after `| head`."""
     printed = select.poll()
     printed.register(STDOUT, 0)  # 0: only errors
     return bool(printed.poll(0))
@@ -115,7 +115,7 @@ def explained(error: BaseException) -> tuple[str, int]:
     if too_small := out_of_memory(error):
         return f"{own_prefix()}{too_small}", EXIT_USER
     if isinstance(error, signals.Stopped):
-        # If the ranks did not agree to stop, a launcher may be ending the ranks that are left after one was lost.
+        # If the ranks did not agree to stop, a launcher may be ending the remaining ranks after one was lost.
         gone = group.heartbeat.gone() if group and not error.args else None
         return (gone, EXIT_FAULT) if gone else (str(error) or "stopped on request", EXIT_STOPPED)
     if group and isinstance(error, MessageFailed) and (blamed := group.heartbeat.blame()):
@@ -124,7 +124,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return the message for a GPU whose memory did not suffice; None for any other error."""
+    """Return the message for a GPU that ran out of memory; None for any other error."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_available():
         return None
@@ -134,7 +134,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def own_prefix() -> str:
-    """The start of a message about this rank."""
+    """Return the start of a message about this rank."""
     return f"{group.heartbeat.own_name}: " if group else ""
 
 
@@ -143,12 +143,12 @@ def one_line(error: BaseException) -> str:
 
 
 def end(message: str, code: int) -> NoReturn:
-    """Report the reason, unless another rank has: failures that follow from the first are not reported."""
+    """Report the reason and end, unless another rank has reported: only the first failure is shown."""
     if os.environ.get("DICEDIST_DEBUG") == "1" and sys.exception():
         put(sys.stderr, traceback.format_exc())
     if message and is_first_to_end(code):
         put(sys.stderr, f"dicedist: {message}{remark_on_torchrun(code)}\n")
-        tell_torchrun(redacted(message))
+        pass_to_torchrun(redacted(message))
     exit_process(code)
 
 
@@ -157,14 +157,14 @@ def under_plain_torchrun() -> bool:
 
 
 def remark_on_torchrun(code: int) -> str:
-    """Return words about the traceback with which plain torchrun ends after a signal."""
+    """Return a remark about the traceback that plain torchrun prints after a signal."""
     if code != EXIT_STOPPED or not under_plain_torchrun():
         return ""
     return f" (a traceback of torchrun may follow; `dicedist train --nproc {world_size()}` ends without, with {code})"
 
 
-def tell_torchrun(message: str) -> None:
-    """Plain torchrun ends with a long banner, which quotes this file: our line comes last as well."""
+def pass_to_torchrun(message: str) -> None:
+    """Write the message to torchrun's error file: plain torchrun quotes it at the end of its long banner."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and under_plain_torchrun():
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
@@ -173,9 +173,9 @@ def tell_torchrun(message: str) -> None:
 
 
 def is_first_to_end(code: int) -> bool:
-    """Return whether no other rank has reported why the group ends; if so, the others end with the same code."""
+    """Return whether this rank is the first to report why the group ends; the others then end with the same code."""
     answers: list[bool] = []
-    # A signal may have come in the middle of importing torch, which cannot be imported a second time.
+    # A signal may have interrupted the import of torch, which cannot be imported a second time.
     if group or (under_agent() and (code != EXIT_STOPPED or "dicedist.cluster.world" in sys.modules)):
         from dicedist.cluster.world import is_first_in_store
 
@@ -188,20 +188,20 @@ def is_first_to_end(code: int) -> bool:
 
 def exit_process(code: int) -> NoReturn:
     """End without the interpreter's clean-up: threads of a broken group could block it."""
-    _leaving.acquire()  # never released: the main thread and the heartbeat may both come here, and the first ends both
+    _leaving.acquire()  # never released: the main thread and the heartbeat may both call this, and the first ends both
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     if LAUNCHER in os.environ and left_for_launcher(code) and code in (EXIT_USER, EXIT_STOPPED, EXIT_UNSENT):
-        code = 0  # torchrun's agent takes any other code for a fault, and restarts
+        code = 0  # torchrun's agent treats any other code as a fault, and restarts
     os._exit(code)
 
 
 def left_for_launcher(code: int) -> bool:
-    """Return whether the launcher will find the code: otherwise a run that failed would seem to have succeeded."""
+    """Write the exit code for the launcher. Return whether that worked: without it a failed run would look complete."""
     folder = Path(os.environ[LAUNCHER])
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # whatever cleans temporary folders may have removed it
+        folder.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary folders may have removed it
         (folder / os.environ["LOCAL_RANK"]).write_text(str(code))
     except OSError:
         return False

@@ -1,8 +1,8 @@
-"""Signals that ask a run to stop: SIGTERM (schedulers), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning), SIGHUP (a terminal
-that is closed, unless nohup has the process ignore it).
+"""Signals that ask a run to stop.
 
-Where stopping at once would lose work, a signal only sets a flag, which the ranks read at the same step; elsewhere it
-raises Stopped. A second signal ends the process at once, whatever it is doing.
+They are SIGTERM (schedulers), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) and SIGHUP (a closed terminal, unless nohup
+ignores it). If stopping at once would lose work, a signal only sets a flag, which the ranks read at the same step.
+Otherwise a signal raises Stopped. A second signal ends the process at once.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-EXIT_STOPPED = 75  # of a process that was asked to stop: the same command continues the run
+EXIT_STOPPED = 75  # the exit code after a request to stop: the same command resumes the run
 SAME_REQUEST = 2.0  # seconds in which a scheduler's signal to all processes and a launcher's copies are one request
 
 _asked = False
@@ -23,14 +23,14 @@ _deferred = False
 
 
 class Stopped(BaseException):
-    """This process was asked to stop; not an Exception, so that no handler on the way takes it for an error."""
+    """This process was asked to stop. Not an Exception, so that no handler mistakes it for an error."""
 
 
 def listen() -> None:
-    """Call once, from the main thread."""
-    numbers, heard = socket.socketpair()
-    heard.setblocking(False)
-    signal.set_wakeup_fd(heard.detach(), warn_on_full_buffer=False)
+    """Install the handlers. Call once, from the main thread."""
+    numbers, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.detach(), warn_on_full_buffer=False)
     threading.Thread(target=end_at_the_second, args=(numbers,), name="signals", daemon=True).start()
     for number in ASKING:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -45,7 +45,7 @@ def receive(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_the_second(numbers: socket.socket) -> None:
-    """Runs in a thread: Python's handlers do not run while the main thread waits inside torch for a lost rank."""
+    """End at the second signal. Runs in a thread, because Python's handlers cannot run while torch waits for a rank."""
     first = None
     while number := numbers.recv(1):
         now = time.monotonic()
@@ -66,9 +66,9 @@ def asked() -> bool:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Let a signal only set the flag that asked() reads, inside the context, and for good if it ends in an exception.
+    """Let a signal only set the flag that asked() reads, inside the context; permanently after an exception.
 
-    A launcher that sees a rank fail sends a signal to the others, which are then busy reporting their own failures.
+    A launcher that sees a rank fail sends signals to the others, which are then reporting their own failures.
     """
     global _deferred
     before, _deferred = _deferred, True
@@ -78,9 +78,9 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal raise Stopped inside the context, even one that arrived earlier.
+    """Let a signal raise Stopped inside the context, even a signal that arrived earlier.
 
-    Send messages between ranks in here only where the run ends if one of them is not sent.
+    Send messages between ranks in this context only if the run ends anyway when one of them is missing.
     """
     global _deferred
     before, _deferred = _deferred, False

@@ -1,7 +1,7 @@
-"""Transfers files between nodes that share no folder, through the store of the group.
+"""Transfer files between nodes that share no folder, through the store of the group.
 
-Rank 0 keeps the folder of a run. A rank that does not see the folder puts the files of its parts into the store, and
-takes the files that it continues from out of the store.
+Rank 0 keeps the folder of a run. A rank that does not see the folder puts the files of its parts into the store. To
+resume, it takes its files out of the store.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ PIECE = 2**22  # bytes; a store accepts values of at most 8 MiB
 
 
 class FileTransfer:
-    """store: a separate connection, because `take` waits for a file that is not there yet."""
+    """store: a separate connection, because `take` waits until the file is there."""
 
     def __init__(self, store: dist.Store | Channel):
         self.store = store

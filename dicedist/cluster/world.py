@@ -23,7 +23,7 @@ from dicedist.cluster.transfer import FileTransfer
 from dicedist.console.lines import warn
 
 Store = dist.Store | Channel
-FOREVER = timedelta(days=365)  # the heartbeat notices a hang, which is not the same as a long wait
+FOREVER = timedelta(days=365)  # no timeout: the heartbeat distinguishes a hang from a long wait
 ELSEWHERE = "192.0.2.1"  # an address for documentation (RFC 5737), reached by the default route
 
 
@@ -58,9 +58,9 @@ class Joined:
 
 @contextlib.contextmanager
 def joined(timeout: float, parts: Sequence[str] = ()) -> Iterator[World]:
-    """Make this process a rank of the group, or the only one. NCCL carries GPU tensors, gloo records.
+    """Make this process a rank of the group, or the only rank. NCCL carries GPU tensors, gloo carries records.
 
-    parts: what each rank hosts, for error messages.
+    parts: a description of each rank's parts, for error messages.
     """
     device, size = pick_device(), world_size()
     if size == 1:
@@ -95,7 +95,7 @@ def enter(timeout: float) -> Joined:
     if process.group is None:
         store = connect(timedelta(seconds=timeout))
         names = [f"rank {rank}" for rank in range(world_size())]
-        # On its own connection, because the main thread may block the other one while it waits for a key.
+        # On a second connection, because the main thread may block the first while it waits for a key.
         pulse = Heartbeat(store.clone(), this_rank(), names, os.environ["MASTER_ADDR"], timeout, process.end)
         process.group = Joined(store, pulse)
     return process.group
@@ -106,7 +106,7 @@ def keeps_store() -> bool:
 
 
 def connect(limit: timedelta) -> Store:
-    """Return the store of what ranks tell each other: the launcher's channel on one node, else torch's."""
+    """Return the store for messages between ranks: the launcher's channel on one node, otherwise torch's."""
     if CHANNEL in os.environ:
         return Channel(os.environ[CHANNEL], f"attempt-{process.attempt()}", limit.total_seconds())
     return rendezvous(limit)
@@ -116,14 +116,17 @@ def rendezvous(limit: timedelta) -> dist.Store:
     """Return the store through which torch's process groups find each other."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = dist.TCPStore(address, port, world_size(), keeps_store(), limit)
-    # A restarted attempt must not read what the ranks of the previous one left in the agent's store, and nobody who
-    # does not know the secret may write what these ranks read.
+    # A restarted attempt must not read keys that the previous attempt left in the agent's store. Only processes that
+    # know the secret may write keys that these ranks read.
     return dist.PrefixStore(f"{os.environ.get(SECRET, '')}/attempt-{process.attempt()}", server)
 
 
 def is_first_in_store(code: int) -> bool:
-    """Return whether no rank has reported yet why the group ends; if so, the other ranks' heartbeats end them with
-    this code. A rank that fails before it has joined asks through the store that the agent keeps."""
+    """Return whether this rank is the first to report why the group ends.
+
+    If so, the other ranks' heartbeats end them with this code. A rank that fails before it has joined uses the store
+    that the agent serves.
+    """
     try:
         store = process.group.store if process.group else connect(timedelta(seconds=STORE_PATIENCE))
         first = store.add("told", 1) == 1
@@ -135,7 +138,7 @@ def is_first_in_store(code: int) -> bool:
 
 
 def choose_interface() -> None:
-    """Keep a group on one node to loopback; on several nodes, let gloo use the interface that leads to MASTER_ADDR.
+    """Restrict a group on one node to loopback; on several nodes, let gloo use the interface to MASTER_ADDR.
 
     By default gloo uses the interface of the host's name, which in a container or a cluster may lead nowhere.
     """
@@ -148,9 +151,9 @@ def choose_interface() -> None:
 
 
 def warn_of_exposed_store() -> None:
-    """Warn if the internet may reach torchrun's store of one node: it unpickles what any client writes.
+    """Warn if the internet may reach torchrun's store of one node: the store unpickles data from any client.
 
-    On a private network every torchrun listens like this. docs/security.md says so, and each start need not.
+    On a private network every torchrun listens like this. docs/security.md covers it, so there is no warning.
     """
     if LAUNCHER in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return
@@ -163,14 +166,14 @@ def warn_of_exposed_store() -> None:
         return
     if any(ip in ("0.0.0.0", "::") for ip in listening) and has_public_address():
         warn(
-            f"this machine has a public address, torchrun's store listens there on port {port}, and whoever reaches it "
-            f"can run code as this user: start with `dicedist train --nproc {world_size()}`, which listens to no other "
-            "machine, or close the port"
+            f"torchrun's store listens on port {port} of a public address, and anybody who reaches it can run code as "
+            f"this user: start with `dicedist train --nproc {world_size()}`, which listens to no other machine, or "
+            "close the port"
         )
 
 
 def has_public_address() -> bool:
-    """Return whether an interface of this machine has an address of the internet."""
+    """Return whether an interface of this machine has a public address."""
     families = (socket.AF_INET, socket.AF_INET6)
     every = [entry for found in psutil.net_if_addrs().values() for entry in found if entry.family in families]
     return any(ipaddress.ip_address(entry.address.partition("%")[0]).is_global for entry in every)
@@ -182,10 +185,10 @@ def interface_to(host: str) -> str | None:
 
 
 def own_address_to(host: str) -> str | None:
-    """Return the address at which a host reaches this machine, if it is another one; None if it cannot be found.
+    """Return the address at which another host reaches this machine; None if it cannot be found.
 
-    Where this machine's own name means loopback, as on Debian (127.0.1.1), others reach it by the default route. A host
-    that is given as localhost or 127.0.0.1 stays on loopback.
+    If this machine's own name means loopback, as on Debian (127.0.1.1), others reach it by the default route. A host
+    given as localhost or 127.0.0.1 stays on loopback.
     """
     own = source_address(host)
     loopback = own is not None and ipaddress.ip_address(own).is_loopback

@@ -1,1 +1,1 @@
-"""What this machine has and lacks for training: checks that say what to do, and the acceptance of a GPU machine."""
+"""Checks of a machine for training, with remedies (`doctor`), and the acceptance of a GPU machine (`gpu-check`)."""

@@ -1,10 +1,10 @@
-"""The acceptance of a GPU machine: everything that this project has never run on a GPU, run and compared with the CPU.
+"""The acceptance of a GPU machine: run everything that needs a GPU, and compare it with the CPU.
 
     ./launch/gpu-check                     on the GPUs of this machine
-    ./launch/gpu-check --device cpu        the same script on tiny sizes, to know that it works
+    ./launch/gpu-check --device cpu        the same script with tiny sizes, to test the script
     ./launch/gpu-check --out FOLDER        the folder of results.json and page.html (gpu-check)
 
-Comparisons draw the same random numbers on both devices and switch TF32 off, so that only rounding differs.
+Comparisons use the same random numbers on both devices and switch TF32 off, so that only rounding differs.
 """
 
 import json
@@ -34,12 +34,12 @@ from dicedist.reporting.markup import Head, Section, Table
 from dicedist.reporting.page import document
 from dicedist.runs.files import replace_text
 
-APART = 0.1  # the start table leaves out running statistics and scalars
+APART = 0.1  # tolerance: the start table leaves out running statistics and scalars
 VERDICTS = {FAILED: "broken", SLOW: "slower than expected", OK: "works", SKIPPED: "not tried"}  # in this order
 
 
 def memory(machine: Machine) -> Finding:
-    """The parts of a rank hold what the start table says after a step; on a GPU also the most that was allocated."""
+    """Compare the memory of a rank's parts after a step with the start table; on a GPU report the peak as well."""
     case = Case(("method=dice", f"ensemble.size={MEMBERS}"), "float32")
     found = [
         (f"{ranks} ranks, rank {rank}", one)
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     device, out = options.device, options.out
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no GPU here: --device cpu tries the script itself")
+        raise ValueError("there is no GPU here: write --device cpu to test the script itself")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, stopwatch() as seconds:
         found = examine(Machine(device, Path(folder)))
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def examine(machine: Machine) -> dict[str, Finding]:
-    """Run every check, and print its outcome."""
+    """Run every check and print its outcome."""
     planned, found = checks(machine), dict[str, Finding]()
     say(f"{len(planned)} checks; the trainings of the first ones run together")
     prepare(machine, planned.values())
@@ -101,14 +101,14 @@ def examine(machine: Machine) -> dict[str, Finding]:
 
 
 def summary(found: Mapping[str, Finding]) -> str:
-    """One row per check: broken ones first, then slow ones."""
+    """Return one row per check: broken checks first, then slow ones."""
     order = list(VERDICTS)
     rows = sorted(found.items(), key=lambda item: order.index(item[1].state))
     return table(["outcome", "check"], [[VERDICTS[one.state], name] for name, one in rows])
 
 
 def described(device: str) -> dict[str, Any]:
-    """The machine, for those who read the results elsewhere; nothing that names it or its user."""
+    """Describe the machine for readers elsewhere, without its name or its user's name."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     return {
         "device": device,

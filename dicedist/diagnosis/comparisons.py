@@ -1,13 +1,14 @@
-"""What a GPU must compute as the CPU does, or as it does itself in another way: a table of short trainings.
+"""Short trainings whose results on a GPU must equal the CPU's, or the GPU's own in another configuration.
 
 Training multiplies rounding errors: weights that differ in their last bit give values that differ by half after twenty
-steps in float32. So trainings are compared in float64, and every comparison measures what rounding may do: a twin of
-the reference begins with weights that differ by one unit in the last place, and a value may be apart by a multiple of
-what the twin's is apart.
+steps in float32. So trainings are compared in float64, and every comparison measures the effect of rounding. A twin of
+the reference starts with weights that differ by one unit in the last place. A value may differ from the reference by a
+multiple of the twin's difference.
 
-The multiples come from CPUs, over ten steps of DICE (tests/step/test_acceptance.py). If every operation changes the
-last bit of its result, values are apart by up to 72 times the twin's in float64, and 21 times in float32. If a sign is
-wrong, or w's weights are read too early once, they are apart by 2e13 times or more in float64, and 3e3 in float32.
+The multiples were measured on CPUs, over ten steps of DICE (tests/step/test_acceptance.py). If every operation changes
+the last bit of its result, values differ by up to 72 times the twin's difference in float64, and 21 times in float32.
+If a sign is wrong, or w's weights are read too early once, they differ by at least 2e13 times in float64, and 3e3 in
+float32.
 """
 
 import math
@@ -25,16 +26,16 @@ BLOCKING, SANITIZER = ("CUDA_LAUNCH_BLOCKING=1",), ("TORCH_CUDA_SANITIZER=1",)
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of a training, and how much more than its twin another training may be apart."""
+    """The precision of a training, and the multiple of its twin's difference that is allowed."""
 
     dtype: str
-    unit: float  # in the last place
+    unit: float  # unit in the last place
     times: float
 
 
 DOUBLE = Rounding("float64", 2.0**-52, 1e4)
 SINGLE = Rounding("float32", 2.0**-23, 1e3)
-BF16, FP16 = Rounding("float32", 2.0**-8, 30), Rounding("float32", 2.0**-11, 30)  # values only stay near
+BF16, FP16 = Rounding("float32", 2.0**-8, 30), Rounding("float32", 2.0**-11, 30)  # values agree only roughly
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Comparison:
     ranks: int
     keys: tuple[str, ...]
     against: tuple[str, ...] | None = None  # one process on the same device; None: `keys` in one process on the CPU
-    of: str = ""  # the beginning of the values that must agree
+    of: str = ""  # the prefix of the values that must agree
     rounding: Rounding = DOUBLE
-    in_a_row: bool = False  # with the device's own random numbers, nothing read on the way
-    variables: tuple[str, ...] = ()  # of the reference
+    in_a_row: bool = False  # with the device's own random numbers; nothing is read between steps
+    variables: tuple[str, ...] = ()  # environment variables of the reference
     on_gpus_only: bool = False
 
     @property
@@ -59,7 +60,7 @@ class Comparison:
         return self.against is None and not self.on_gpus_only
 
     def starts(self, machine: Machine) -> list[Start]:
-        """The training, and its reference. On the CPU a training in one process is its own reference."""
+        """Return the training and its reference. On the CPU a training in one process is its own reference."""
         reference = Start(1, self.reference, self.reads_the_cpu, self.variables)
         if self.ranks == 1 and self.keys == self.reference.keys and not machine.on_gpu:
             return [reference, reference]
@@ -73,7 +74,7 @@ class Comparison:
 
 
 def judge(here: Sequence[Values], expected: Trial, of: str, rounding: Rounding) -> Finding:
-    """Compare every value of every step; what rounding may do to a value grows from step to step."""
+    """Compare every value of every step; the effect of rounding grows from step to step."""
     unit, grown, largest, worst = rounding.unit, dict[str, float](), 0.0, (0.0, "")
     for nth, (found, known, disturbed) in enumerate(zip(here, expected.values, expected.disturbed, strict=True), 1):
         twin = differences(disturbed, known, of)
@@ -81,13 +82,12 @@ def judge(here: Sequence[Values], expected: Trial, of: str, rounding: Rounding) 
             grown[name] = max(grown.get(name, unit), twin[name])
             share = apart / (rounding.times * grown[name])
             largest, worst = max(largest, apart), max(worst, (share, f"{name} in step {nth}"))
-    what = f"values of {len(here)} steps differ by at most {largest:.1e}, {worst[0]:.1g} of what rounding may do"
-    return judged(what, "" if worst[0] <= 1 else f"another result, most of all {worst[1]}", state=FAILED)
+    what = f"values of {len(here)} steps differ by at most {largest:.1e}, {worst[0]:.1g} of the tolerance for rounding"
+    return judged(what, "" if worst[0] <= 1 else f"the results differ, most of all {worst[1]}", state=FAILED)
 
 
 def differences(one: Mapping[str, float], other: Mapping[str, float], of: str = "") -> dict[str, float]:
-    """Relative differences of values of the same name; infinite where one is no number. Accuracies jump, so they do not
-    count."""
+    """Return relative differences of values with the same name; infinite for NaN. Accuracies jump: leave them out."""
     names = [name for name in one.keys() & other.keys() if name.startswith(of) and "accuracy" not in name]
     assert names, f"no values in common: {sorted(one)}, {sorted(other)}"
     found = {name: abs(one[name] - other[name]) / max(1.0, abs(other[name])) for name in names}
@@ -96,7 +96,7 @@ def differences(one: Mapping[str, float], other: Mapping[str, float], of: str = 
 
 @dataclass(frozen=True)
 class Survives:
-    """A training that must only come to its end, under a watch that ends it where it finds a fault. On GPUs only."""
+    """A training that must only reach its end while a checker watches for faults. On GPUs only."""
 
     ranks: int
     case: Case
@@ -106,7 +106,7 @@ class Survives:
         if not machine.on_gpu:
             raise Lacking(ONLY_A_GPU)
         trial = machine.trial(Start(self.ranks, self.case, variables=self.variables))
-        return Finding(OK, f"{len(trial.values)} steps without a complaint")
+        return Finding(OK, f"{len(trial.values)} steps without a fault")
 
 
 def comparisons(most_ranks: int) -> dict[str, Comparison | Survives]:
@@ -130,8 +130,8 @@ def comparisons(most_ranks: int) -> dict[str, Comparison | Survives]:
             )
             for method, structure, size in others
         },
-        # A replica records the losses of its share of the batch; w sees the whole.
-        "replicas with synchronised batch norm": Comparison(5, (*two, *synced), of="discriminator"),
+        # A replica records the losses of its share of the batch; w sees the whole batch.
+        "replicas with synchronized batch norm": Comparison(5, (*two, *synced), of="discriminator"),
         "w divided among all ranks": Comparison(MEMBERS, (*dice, "redundancy.ranks=all"), of="member"),
         # w computes in bf16 on a GPU, so only members are compared.
         "bf16": Comparison(1, (*two, "precision=bf16"), against=two, of="member", rounding=BF16),
@@ -154,7 +154,7 @@ def comparisons(most_ranks: int) -> dict[str, Comparison | Survives]:
 
 
 def prepare(machine: Machine, checks: Iterable[object]) -> None:
-    """Run the trainings of all comparisons that this machine can make, with few starts."""
+    """Run the trainings of all comparisons that this machine supports, with few process starts."""
     possible = [
         check for check in checks if isinstance(check, Comparison) and (machine.on_gpu or not check.on_gpus_only)
     ]

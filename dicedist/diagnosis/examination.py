@@ -1,4 +1,4 @@
-"""All checks of `doctor`, in the order in which people can do something about them."""
+"""All checks of `doctor`, in the order in which users can act on them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from dicedist.diagnosis.finding import Check
 
 
 def checks(config: Config, ranks: int, nodes: Sequence[str]) -> dict[str, Check]:
-    """nodes: HOST or HOST:PORT of other nodes."""
+    """Return the checks by name. nodes: HOST or HOST:PORT of other nodes."""
     return {
         "versions": machine.versions,
         "driver": gpus.driver,

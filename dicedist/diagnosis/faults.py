@@ -1,6 +1,6 @@
-"""Ranks that are lost, hang or are asked to stop, on the machine that is accepted: the run must end as undisturbed.
+"""Fault tests of the acceptance: after a lost, hung or stopped rank, a run must end as an undisturbed run does.
 
-Runs have deterministic=true, so that they must be equal bit for bit, as docs/resilience.md says.
+Runs use deterministic=true, so they must be equal bit for bit (docs/resilience.md).
 """
 
 import json
@@ -20,12 +20,12 @@ from dicedist.diagnosis.trials import LIMIT, Check, Machine, Values
 from dicedist.runs.run import Run
 
 RANKS = 2
-AFTER = 6  # records, that a run has written when the fault comes; a checkpoint is 4 steps apart from the next
-TIMEOUT = 20  # seconds after which a rank that does not answer is given up
+AFTER = 6  # records before the fault; checkpoints are 4 steps apart
+TIMEOUT = 20  # seconds after which a rank without an answer is given up
 
 
 def lost(number: signal.Signals, least_ranks: int, machine: Machine) -> Finding:
-    """A signal to the last rank; the launcher starts the ranks again, and they go on from the last checkpoint."""
+    """Send a signal to the last rank. The launcher must restart the ranks from the last checkpoint."""
     ranks = max(least_ranks, min(RANKS, machine.most_ranks))
     run, words = training(machine, number.name)
     with machine.launched(words, ranks) as launcher:
@@ -38,7 +38,7 @@ def lost(number: signal.Signals, least_ranks: int, machine: Machine) -> Finding:
 
 
 def stopped(machine: Machine) -> Finding:
-    """SIGTERM, as schedulers send it: all ranks save and end with code 75; one process goes on."""
+    """Send SIGTERM, as schedulers do. All ranks must save and end with code 75; one process then resumes."""
     ranks = min(RANKS, machine.most_ranks)
     run, words = training(machine, "stopped")
     with machine.launched(words, ranks) as launcher:
@@ -61,7 +61,7 @@ def faults() -> dict[str, Check]:
 
 
 def training(machine: Machine, name: str) -> tuple[Run, list[str]]:
-    """A run long enough to be met in the middle, and what starts it."""
+    """Return a run that is long enough for a fault in the middle, and its command."""
     keys = [*machine.keys, "method=dice", "ensemble.size=2", "data.train_limit=64", "batch_size=16", "epochs=1000"]
     keys += [f"max_steps={400 if machine.on_gpu else 24}", "evaluate.every_epochs=1000", "evaluate.test=false"]
     keys += ["log.every_steps=1", "checkpoint.every_steps=4", f"distributed.timeout={TIMEOUT}"]
@@ -77,18 +77,18 @@ def undisturbed(machine: Machine) -> list[Values]:
 
 
 def as_undisturbed(machine: Machine, run: Run) -> Finding:
-    """Every step is recorded once, and every value equals the other run's to the bit."""
+    """Check that every step is recorded once, and that every value equals the undisturbed run's to the bit."""
     here, expected = training_records(run), undisturbed(machine)
     if len(here) != len(expected):
         return Finding(FAILED, f"{len(here)} records, where an undisturbed run has {len(expected)}")
     if apart := [nth for nth, (one, other) in enumerate(zip(here, expected, strict=True)) if one != other]:
-        remedy = "the run went on from another state, or deterministic=true does not fix every sum here"
+        remedy = "the run resumed from another state, or deterministic=true does not fix the order of every sum"
         return Finding(FAILED, f"{len(apart)} of {len(here)} steps differ, the first is step {apart[0] + 1}", remedy)
     return Finding(OK, f"{len(here)} steps are equal bit for bit")
 
 
 def training_records(run: Run) -> list[Values]:
-    """The records of training; those of validation have other names."""
+    """Return the records of training, without those of validation."""
     lines = [json.loads(line) for line in run.records_file.read_text().splitlines()]
     named = [{name: value for name, value in line.items() if names.is_of(name, names.TRAIN)} for line in lines]
     return [values for values in named if values]
@@ -98,11 +98,11 @@ def wait_for_records(launcher: subprocess.Popen[bytes], run: Run) -> None:
     deadline = time.monotonic() + LIMIT
     while not run.records_file.exists() or run.records_file.read_bytes().count(b"\n") < AFTER:
         if launcher.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{run} wrote no {AFTER} records before its fault came")
+            raise RuntimeError(f"{run} ended before it wrote {AFTER} records")
         time.sleep(0.01)
 
 
 def ranks_of(launcher: subprocess.Popen[bytes]) -> Sequence[psutil.Process]:
-    """The processes of the run, by rank."""
+    """Return the processes of the run, by rank."""
     ranks = [child for child in psutil.Process(launcher.pid).children() if "RANK" in child.environ()]
     return sorted(ranks, key=lambda process: int(process.environ()["RANK"]))

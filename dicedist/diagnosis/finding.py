@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "FAILED", "skipped"
-SLOW = "slow"  # it works, and takes longer than expected
+SLOW = "slow"  # works, but takes longer than expected
 Check = Callable[[], "Finding"]
 
 
 @dataclass(frozen=True)
 class Finding:
     state: str
-    what: str  # that was found
+    what: str  # the facts that the check found
     remedy: str = ""  # for a warning or a failure
 
 
 class Lacking(Exception):
-    """The machine does not have what a check needs, so the check is skipped."""
+    """The machine lacks something that a check needs, so the check is skipped."""
 
 
 def judged(what: str, remedy: str = "", *, state: str = WARNING) -> Finding:
-    """ok without a remedy, otherwise the given state."""
+    """Return a finding: ok without a remedy, otherwise with the given state."""
     return Finding(state if remedy else OK, what, remedy)
 
 
 def findings(checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
-    """Run one check after the other; a check that raises has failed."""
+    """Run the checks in order; a check that raises an exception has failed."""
     for name, check in checks.items():
         try:
             yield name, check()

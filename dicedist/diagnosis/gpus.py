@@ -1,4 +1,4 @@
-"""The GPUs, how they reach each other, and DALI. Without a GPU most of this is skipped, and says so."""
+"""Checks of the GPUs, the links between them, and DALI. Without a GPU most of these checks are skipped."""
 
 import io
 from itertools import permutations
@@ -25,19 +25,19 @@ def devices(ranks: int) -> Finding:
         return Finding(SKIPPED, NO_GPU)
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     free = [torch.cuda.mem_get_info(index)[0] for index in range(len(found))]
-    told = ", ".join(
+    what = ", ".join(
         f"{index}: {gpu.name} {room / GIB:.1f} of {gpu.total_memory / GIB:.1f} GiB free"
         for index, (gpu, room) in enumerate(zip(found, free, strict=True))
     )
     taken = [str(index) for index, room in enumerate(free) if room < LEAST_GPU]
     if taken:
         remedy = f"end what uses GPU {', '.join(taken)} (nvidia-smi), or choose others with CUDA_VISIBLE_DEVICES"
-        return judged(told, remedy, state=FAILED)
+        return judged(what, remedy, state=FAILED)
     if ranks > len(found):
         remedy = f"start {len(found)} ranks, over which members are dealt: --nproc_per_node={len(found)}"
-        return judged(told, remedy, state=FAILED)
+        return judged(what, remedy, state=FAILED)
     mixed = len({gpu.name for gpu in found}) > 1
-    return judged(told, "the slowest kind sets the pace: CUDA_VISIBLE_DEVICES picks one kind" if mixed else "")
+    return judged(what, "the slowest kind sets the pace: CUDA_VISIBLE_DEVICES picks one kind" if mixed else "")
 
 
 def peers() -> Finding:
@@ -45,9 +45,9 @@ def peers() -> Finding:
     if count < 2:
         return Finding(SKIPPED, f"{count} GPUs")
     apart = [pair for pair in permutations(range(count), 2) if not torch.cuda.can_device_access_peer(*pair)]
-    told = f"{count * (count - 1) - len(apart)} of {count * (count - 1)} directions"
+    what = f"{count * (count - 1) - len(apart)} of {count * (count - 1)} directions"
     shown = ", ".join(f"{one}->{other}" for one, other in apart[:6])
-    return judged(told, f"NCCL goes through the host for {shown}: slower, not wrong" if apart else "")
+    return judged(what, f"NCCL goes through the host for {shown}: slower, not wrong" if apart else "")
 
 
 def nccl() -> Finding:
@@ -55,13 +55,13 @@ def nccl() -> Finding:
         return Finding(SKIPPED, NO_GPU)
     try:
         return judged("version " + ".".join(map(str, torch.cuda.nccl.version())))
-    except (AttributeError, RuntimeError):  # what torch raises if it was built without
+    except (AttributeError, RuntimeError):  # torch was built without NCCL
         remedy = "install torch's own wheel for Linux, which carries NCCL; or train in one process, on one GPU"
         return judged("this torch was built without it", remedy, state=FAILED)
 
 
 def dali() -> Finding:
-    """Decodes an image, on the GPU where there is one."""
+    """Decode an image, on the GPU if there is one."""
     try:
         from nvidia.dali import Pipeline, fn, types
     except (ImportError, OSError) as error:

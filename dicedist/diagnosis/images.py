@@ -1,4 +1,4 @@
-"""The images that each pipeline makes of the same draws: on the device of the acceptance, and torch's on the CPU.
+"""Compare the images of each pipeline on the accepted device with torch's on the CPU, for the same draws.
 
 Run by acceptance.py: `python -m dicedist.diagnosis.images FILE key=value`.
 """
@@ -20,9 +20,9 @@ BATCHES = 3
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write the largest difference of a pixel by pipeline, where pixels have a deviation of about 1.
+    """Write the largest difference of a pixel for each pipeline; pixels have a deviation of about 1.
 
-    DALI is left out where it cannot be imported.
+    DALI is left out if it cannot be imported.
     """
     file, *keys = arguments
     config, found = compose_config(keys), {}

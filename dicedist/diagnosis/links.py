@@ -1,7 +1,7 @@
-"""Whether ranks of this machine reach each other: every rank sends to the last one, and it answers all of them.
+"""Test the messages between ranks of this machine: every rank sends to the last rank, which answers all of them.
 
-Run by `python -m dicedist.launch --nproc_per_node=N -m dicedist.diagnosis.links FILE`; NCCL carries it between GPUs,
-gloo between processors. Rank 0 writes what it saw to FILE.
+Run by `python -m dicedist.launch --nproc_per_node=N -m dicedist.diagnosis.links FILE`. NCCL carries the messages
+between GPUs, gloo between CPUs. Rank 0 writes the outcome to FILE.
 """
 
 import json
@@ -21,7 +21,7 @@ BATCH, WIDTH, ROUNDS, TIMEOUT = 128, 64, 20, 60.0
 
 
 def run(arguments: Sequence[str]) -> None:
-    """The messages of a step of DICE, with features whose values say who sent them."""
+    """Send the messages of a step of DICE, with features whose values identify the sender."""
     members = max(2, world_size() - 1)
     placement = place(world_size(), members, needs_discriminator=True)
     received = {(one, other): () for one in range(members) for other in range(members)}

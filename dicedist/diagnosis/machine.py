@@ -1,4 +1,4 @@
-"""The machine below the GPUs: versions, processors, memory, limits, disks."""
+"""Checks of the machine except its GPUs: versions, processors, memory, limits, disks."""
 
 import os
 import platform
@@ -24,16 +24,16 @@ SLOW_DISK = 50e6  # bytes/s, below which checkpoints of large ensembles take lon
 
 def versions() -> Finding:
     named = {name: version(name) for name in ("dicedist", "torch", "torchvision")}
-    told = ", ".join(f"{name} {number}" for name, number in named.items())
-    return judged(f"Python {platform.python_version()}, {told}, CUDA of the wheel {torch.version.cuda}")
+    what = ", ".join(f"{name} {number}" for name, number in named.items())
+    return judged(f"Python {platform.python_version()}, {what}, CUDA of the wheel {torch.version.cuda}")
 
 
 def processors(ranks: int) -> Finding:
     cores, threads = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")
-    told = f"{cores} core{'s' * (cores != 1)} for {ranks} ranks, OMP_NUM_THREADS={threads or 'not set'}"
+    what = f"{cores} core{'s' * (cores != 1)} for {ranks} ranks, OMP_NUM_THREADS={threads or 'not set'}"
     if threads and int(threads) * ranks > cores and int(threads) > 1:
-        return judged(told, "ranks that share cores slow each other down: export OMP_NUM_THREADS=1")
-    return judged(told)
+        return judged(what, "ranks that share cores slow each other down: export OMP_NUM_THREADS=1")
+    return judged(what)
 
 
 def memory() -> Finding:
@@ -47,7 +47,7 @@ def shared_memory(ranks: int) -> Finding:
     remedy = ""
     if free < ranks * LEAST_SHARED:
         remedy = "docker run --shm-size=1g, or on Kubernetes an emptyDir with medium: Memory mounted there"
-    state = FAILED if torch.cuda.is_available() and ranks > 1 else WARNING  # gloo does without
+    state = FAILED if torch.cuda.is_available() and ranks > 1 else WARNING  # gloo needs no shared memory
     return judged(f"{free / MIB:,.0f} MiB free in {SHARED}", remedy, state=state)
 
 
@@ -71,8 +71,8 @@ def folder_of_runs(folder: Path) -> Finding:
         file.flush()
         os.fsync(file.fileno())
         speed = PROBE / seconds()
-    told = f"{folder.absolute()}: {room / GB:,.0f} GB free, writes {speed / 1e6:,.0f} MB/s"
+    what = f"{folder.absolute()}: {room / GB:,.0f} GB free, writes {speed / 1e6:,.0f} MB/s"
     if room < LEAST_ROOM:
-        return judged(told, "make room, or write run.dir=FOLDER", state=FAILED)
+        return judged(what, "make room, or write run.dir=FOLDER", state=FAILED)
     slow = "checkpoints will be slow; write run.dir=FOLDER on another disk" if speed < SLOW_DISK else ""
-    return judged(told, slow)
+    return judged(what, slow)

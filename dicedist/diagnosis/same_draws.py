@@ -11,10 +11,10 @@ DRAWING = {torch.rand, torch.randn, torch.randint, torch.randperm}
 
 
 class SameDraws(TorchFunctionMode):
-    """Inside the context, what a keyed generator of a GPU would draw is drawn on the CPU from its seed, and copied.
+    """Inside the context, draws of a keyed GPU generator are made on the CPU from its seed, and copied.
 
-    Slow, because every draw waits for the copy: for comparisons only. Layers that draw for themselves (dropout) are not
-    reached.
+    Use it for comparisons only: it is slow, because every draw waits for the copy. Draws inside layers (dropout) do not
+    change.
     """
 
     def __init__(self) -> None:

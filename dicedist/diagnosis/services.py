@@ -1,4 +1,4 @@
-"""The parts of a training beyond this process: other ranks and nodes, the data, the bucket, MLflow."""
+"""Checks beyond this process: other ranks and nodes, the data, the bucket, MLflow."""
 
 import json
 import os
@@ -22,9 +22,9 @@ SECONDS = 5.0
 
 
 def ranks_reach_each_other(ranks: int) -> Finding:
-    """Really starts them, as a training would."""
+    """Start the ranks as a training would, and let them exchange messages."""
     if ranks == 1:
-        return Finding(SKIPPED, "one rank sends none; --ranks 2 would try them on a machine with two GPUs, or without")
+        return Finding(SKIPPED, "one rank sends no messages; write --ranks 2 to test two GPUs, or two CPU processes")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "links.json")
         command = [sys.executable, "-m", "dicedist.launch", f"--nproc_per_node={ranks}", "--max-restarts=0"]
@@ -33,12 +33,12 @@ def ranks_reach_each_other(ranks: int) -> Finding:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
         if ended.returncode or not file.exists():
             said = " ".join(ended.stderr.split())[-250:] or f"exit code {ended.returncode}"
-            remedy = "NCCL_DEBUG=INFO shows what NCCL tries; NCCL_P2P_DISABLE=1 goes around broken peer links"
+            remedy = "NCCL_DEBUG=INFO shows what NCCL tries; NCCL_P2P_DISABLE=1 avoids broken peer links"
             return judged(f"{ranks} ranks: {said}", remedy, state=FAILED)
         seen = json.loads(file.read_text())
-    told = f"{ranks} ranks over {seen['backend']}: all to one and one to all in {seen['milliseconds']:.1f} ms"
+    what = f"{ranks} ranks over {seen['backend']}: all to one and one to all in {seen['milliseconds']:.1f} ms"
     wrong = "" if seen["right"] else "values arrive changed: NCCL_P2P_DISABLE=1, then suspect the GPUs' links"
-    return judged(told, wrong, state=FAILED)
+    return judged(what, wrong, state=FAILED)
 
 
 def own_name() -> Finding:
@@ -50,7 +50,7 @@ def own_name() -> Finding:
 
 
 def ports() -> Finding:
-    """Ranks listen on ports of the system's choice, and are looked for there by the name of their node."""
+    """Check that this node answers on a port that the system chooses: ranks find each other by node name and port."""
     name = socket.gethostname()
     try:
         with socket.create_server(("", 0)) as listening:
@@ -63,7 +63,7 @@ def ports() -> Finding:
 
 
 def reaches(node: str) -> Finding:
-    """node: HOST or HOST:PORT; with a port, something must listen there."""
+    """Check that a node resolves. node: HOST or HOST:PORT; with a port, a process must listen there."""
     host, _, port = node.partition(":")
     try:
         address = socket.gethostbyname(host)
@@ -80,7 +80,7 @@ def data_root(config: Config) -> Finding:
     try:
         source = sources.load(config.data, labels_only=True)
     except (ValueError, OSError) as error:
-        return judged(f"{config.data.name} in {root}: {error}", "see docs, or write data.root=FOLDER")
+        return judged(f"{config.data.name} in {root}: {error}", "see docs/data.md, or write data.root=FOLDER")
     return judged(f"{config.data.name}: {len(source.train):,} training images in {root}")
 
 

@@ -1,6 +1,6 @@
-"""The time of a step on the device that is accepted, and the relations between times that are expected on GPUs.
+"""The time of a step on the accepted device, and ratios of times that are expected on GPUs.
 
-The expected relations come from reasoning and from CPUs: no GPU has confirmed them yet.
+The expected ratios come from reasoning and from CPUs: no GPU has confirmed them yet.
 """
 
 import json
@@ -13,12 +13,12 @@ from dicedist.diagnosis.finding import OK, SLOW, Finding, Lacking
 from dicedist.diagnosis.trials import Check, Machine
 
 SIZE = f"ensemble.size={MEMBERS}"
-UNWATCHED = "step that nobody watches"  # the row of `bench step` that has no waits in between
+UNWATCHED = "step that nobody watches"  # the row of `bench step` without waits between spans
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a training over so many ranks."""
+    """The steps of a training over some ranks."""
 
     ranks: int
     keys: tuple[str, ...]
@@ -44,7 +44,7 @@ def measured(steps: Steps, machine: Machine) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Expected:
-    """A step takes at most so many times another step."""
+    """A step takes at most `times` as long as another step."""
 
     steps: Steps
     times: float
@@ -52,12 +52,12 @@ class Expected:
 
     def __call__(self, machine: Machine) -> Finding:
         if not machine.on_gpu:
-            raise Lacking("times of CPUs that ranks share are not judged")
+            raise Lacking("times are not judged if ranks share a CPU")
         (_, here), (_, there) = measured(self.steps, machine), measured(self.other, machine)
         what = f"{self.steps}: {here:.2f} ms; {self.other}: {there:.2f} ms; {here / there:.2f} times as long"
         if here <= self.times * there:
             return Finding(OK, what)
-        return Finding(SLOW, what, f"at most {self.times:g} times is expected")
+        return Finding(SLOW, what, f"at most {self.times:g} times as long is expected")
 
 
 def bench(words: Sequence[str], ranks: int, machine: Machine) -> str:
@@ -87,5 +87,5 @@ def speeds() -> dict[str, Check]:
 
 
 def benched(words: Sequence[str], machine: Machine) -> Finding:
-    """A measurement that is reported and not judged."""
+    """Run a benchmark and report it, without a judgment."""
     return Finding(OK, bench(words, 1, machine))

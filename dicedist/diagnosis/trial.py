@@ -1,4 +1,4 @@
-"""A few steps of short trainings over the ranks of this machine, written down so that two of them can be compared.
+"""Run a few steps of short trainings over the ranks of this machine, and write their values for comparisons.
 
 Run by trials.py: `python -m dicedist.launch --nproc_per_node=N -m dicedist.diagnosis.trial FILE STEPS CASES`, with the
 cases as JSON.
@@ -36,19 +36,18 @@ from dicedist.data.sources import Source
 from dicedist.diagnosis.same_draws import SameDraws
 
 TIMEOUT = 120.0
-WARM_UP = 2  # steps in which the host may wait: kernels are loaded and optimizers make their states
+WARM_UP = 2  # steps in which the host may wait: kernels are loaded and optimizers create their states
 Values = Mapping[str, Tensor | float]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training. By default it sees the images and the random numbers of the CPU on any device, and every value is
-    read in every step."""
+    """A training. By default it uses the CPU's images and random numbers on any device, and reads every value."""
 
     keys: tuple[str, ...]
     dtype: str = "float64"
-    disturbed: float | None = None  # a twin is trained too, whose weights differ by this share of themselves
-    in_a_row: bool = False  # nothing is read before the last step; images and random numbers are the device's own
+    disturbed: float | None = None  # also train a twin whose weights differ by this share
+    in_a_row: bool = False  # read nothing before the last step; use the device's own images and random numbers
     refuses_waits: bool = False  # a wait of the host for the GPU inside a step is an error
 
 
@@ -63,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def follow(case: Case, num_steps: int, world: World) -> dict[str, Any]:
-    """All ranks call. Train, and return the values of each step on this rank, the twin's, and the bytes taken."""
+    """Train. Return the values of each step on this rank, the twin's values, and the memory. All ranks call this."""
     config, draws = compose_config(case.keys), contextlib.nullcontext() if case.in_a_row else SameDraws()
     placement = placed(config)
     members = placement.members_on(world.rank)
@@ -123,7 +122,7 @@ def as_numbers(values: Values) -> dict[str, float]:
 
 @torch.no_grad()
 def disturb(step: Step, share: float) -> None:
-    """Add or take away this share of every weight."""
+    """Add or subtract this share of every weight."""
     for nth, part in enumerate(step.hosted.parts):
         draws = generator("cpu", 0, "disturbance", nth)
         for parameter in part.module.parameters():
@@ -153,14 +152,14 @@ def refusing_waits(refused: bool) -> Iterator[None]:
 
 
 def forget_the_peak(device: torch.device) -> None:
-    """Free the memory of the case before."""
+    """Free the memory of the previous case."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def taken(step: Step, said: int) -> dict[str, int]:
-    """Bytes: as the start table says, in weights, gradients and states after a step, and on a GPU the most at once."""
+    """Return bytes: of the start table, of weights, gradients and states after a step, and on a GPU the peak."""
     held = 0
     for part in step.hosted.parts:
         modules = [part.module, *([part.average] if part.average else [])]

@@ -1,4 +1,4 @@
-"""Starts the trainings of the acceptance in processes of their own, on the device that is accepted or on the CPU."""
+"""Start the trainings of the acceptance in their own processes, on the accepted device or on the CPU."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ COMMON = (
     "tracking=none", "log.every_steps=1", "schedules.scale=false", "schedules.ramp_up=1", "schedules.covariance=[0,2]",
     "data=shapes", "data.pipeline=torch",
 )  # fmt: skip
-SMALL = ("network=resnet20", "data.train_limit=640", "batch_size=32")  # on a GPU: the CPU is compared with it
+SMALL = ("network=resnet20", "data.train_limit=640", "batch_size=32")  # on a GPU; the CPU runs it too, for comparison
 TINY = ("network=resnet8", "data.train_limit=256", "batch_size=16")  # on a CPU
 TIMED = ("tracking=none", "data=shapes", "network=resnet32", "batch_size=128")
 
@@ -31,8 +31,8 @@ Place = tuple[int, bool, tuple[str, ...]]  # ranks, on the CPU, variables
 
 class Trial(NamedTuple):
     values: list[Values]  # of all ranks, for each step
-    disturbed: list[Values]  # of the twin; the same where there is none
-    bytes: list[dict[str, int]]  # by rank, what its parts were said to need and what they took
+    disturbed: list[Values]  # of the twin; equal to `values` without a twin
+    bytes: list[dict[str, int]]  # by rank, the forecast and the actual memory of its parts
 
 
 class Start(NamedTuple):
@@ -46,7 +46,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """The device that is compared with the CPU, and how large the trainings are."""
+    """The device that is compared with the CPU, and the size of the trainings."""
 
     device: str
     folder: Path
@@ -58,7 +58,7 @@ class Machine:
 
     @property
     def most_ranks(self) -> int:
-        """Ranks that have a GPU each; on the CPU they share the cores."""
+        """Return the number of ranks with a GPU each; on the CPU ranks share the cores."""
         return torch.cuda.device_count() if self.on_gpu else 5
 
     @property
@@ -67,12 +67,12 @@ class Machine:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of trainings that are compared."""
+        """Return the config keys of trainings that are compared."""
         return (*COMMON, *(SMALL if self.on_gpu else TINY))
 
     @property
     def timed_keys(self) -> tuple[str, ...]:
-        """Of trainings that are timed."""
+        """Return the config keys of trainings that are timed."""
         return TIMED if self.on_gpu else self.keys
 
     def trial(self, start: Start) -> Trial:
@@ -83,8 +83,10 @@ class Machine:
         return self.known[place, start.case]
 
     def prepare(self, starts: Iterable[Start]) -> None:
-        """Run cases together that need the same processes. If one fails, each of them runs alone when it is asked for,
-        and reports its own failure."""
+        """Run cases together that need the same processes.
+
+        If one case fails, each of them runs alone when it is needed, and reports its own failure.
+        """
         together = dict[Place, list[Case]]()
         for start in starts:
             together.setdefault(self.place_of(start), []).append(start.case)
@@ -105,7 +107,7 @@ class Machine:
             self.known[place, case] = joined(by_rank)
 
     def start(self, words: Sequence[str], ranks: int = 1, on_cpu: bool = False, variables: Sequence[str] = ()) -> str:
-        """Run a module, under the launcher if it has several ranks; return what it printed."""
+        """Run a module, under the launcher if it has several ranks. Return its output."""
         launcher = ["dicedist.launch", f"--nproc_per_node={ranks}", "--max-restarts=0", "-m"] if ranks > 1 else []
         command = [sys.executable, "-m", *launcher, *words]
         environment = self.environment(ranks, on_cpu) | dict(one.split("=") for one in variables)
@@ -119,7 +121,7 @@ class Machine:
 
     @contextlib.contextmanager
     def launched(self, words: Sequence[str], ranks: int) -> Iterator[subprocess.Popen[bytes]]:
-        """A module under the launcher, which starts its ranks again if one is lost; ended when the context is left."""
+        """Start a module under the launcher, which restarts lost ranks; end it when the context ends."""
         command = [sys.executable, "-m", "dicedist.launch", f"--nproc_per_node={ranks}", "-m", *words]
         with tempfile.TemporaryFile(dir=self.folder) as log:
             begun = subprocess.Popen(command, env=self.environment(ranks), cwd=self.folder, stdout=log, stderr=log)
@@ -131,7 +133,7 @@ class Machine:
                     begun.wait(LIMIT)
 
     def environment(self, ranks: int, on_cpu: bool = False) -> dict[str, str]:
-        """The variables of a training; a machine with too few GPUs lacks it. TF32 is off."""
+        """Return the environment of a training, with TF32 off. Raise Lacking if there are too few GPUs."""
         if ranks > self.most_ranks:
             raise Lacking(f"needs {ranks} GPUs")
         hidden = {} if self.on_gpu and not on_cpu else {"CUDA_VISIBLE_DEVICES": ""}
@@ -139,7 +141,7 @@ class Machine:
 
 
 def joined(by_rank: Sequence[Mapping[str, Any]]) -> Trial:
-    """Put the values of all ranks together, step by step."""
+    """Join the values of all ranks, step by step."""
 
     def by_step(kind: str) -> list[Values]:
         ranks = zip(*(rank[kind] for rank in by_rank), strict=True)

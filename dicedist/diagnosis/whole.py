@@ -12,14 +12,14 @@ from dicedist.diagnosis.trials import Check, Machine, Trial, Values
 from dicedist.runs.run import Run
 
 MEMBERS, RANKS = 2, 3
-APART = 1e-3  # between evaluations of the same float32 weights: nothing multiplies their rounding
+APART = 1e-3  # tolerance between evaluations of the same float32 weights, where rounding does not multiply
 LR = 0.1
 
 
 def moved(machine: Machine) -> Finding:
-    """A run that goes from the CPU to the GPU and back ends as it would have on the CPU alone.
+    """Check that a run that moves from the CPU to the GPU and back ends as it does on the CPU alone.
 
-    The twin that shows what rounding does has a learning rate that differs in the last place of a float32.
+    The twin that shows the effect of rounding has a learning rate that differs in the last place of a float32.
     """
     keys = [*machine.keys, "method=ind", "ensemble.size=2", "data.train_limit=64", "batch_size=16", "epochs=3"]
     keys += ["checkpoint.every_steps=4", "evaluate.test=false", f"run.dir={machine.folder}"]
@@ -37,14 +37,13 @@ def moved(machine: Machine) -> Finding:
 
 
 def trained(machine: Machine) -> Finding:
-    """A short training of DICE with its final evaluation over several ranks, and in MLflow if it is installed; then the
-    CPU evaluates the same weights in one process."""
+    """Train and evaluate DICE briefly over several ranks, with MLflow if installed; then evaluate it on the CPU."""
     ranks = max(1, min(RANKS, machine.most_ranks))
     tracking = "mlflow" if find_spec("mlflow") else "none"
     keys = [*machine.keys, "method=dice", f"ensemble.size={MEMBERS}", "epochs=1", "max_steps=4", "data.test_limit=500"]
     keys += [f"tracking={tracking}", f"tracking.uri=sqlite:///{machine.folder}/mlflow.db"]
     run = Run(machine.folder / "trained")
-    # A training whose records and results did not all reach MLflow ends with a code of its own, which is an error here.
+    # A training whose records did not all reach MLflow has its own exit code, which is an error here.
     machine.start(["dicedist.train", *keys, f"run.dir={machine.folder}", f"run.name={run.name}"], ranks)
     here = dict(smooth(run.result() or {}))
     machine.start(["dicedist.evaluate", f"run={run.directory}"], on_cpu=True)
@@ -54,7 +53,7 @@ def trained(machine: Machine) -> Finding:
 
 
 def smooth(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Measures that do not jump when the prediction for one image changes, by name."""
+    """Yield by name the measures that do not jump when the prediction for one image changes."""
     yield "nll", result["ensemble"]["nll"]
     yield from ((f"nll {nth}", member["nll"]) for nth, member in enumerate(result["members"]["per_member"]))
     yield from result["uncertainty"].items()
@@ -62,7 +61,7 @@ def smooth(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def images(machine: Machine) -> Finding:
-    """Every pipeline makes the same images on this device as torch does on the CPU, up to float rounding."""
+    """Check that every pipeline makes the same images on this device as torch on the CPU, up to rounding."""
     keys = [*machine.keys, "method=ind", "ensemble.size=2"]
     file = machine.folder / "images.json"
     machine.start(["dicedist.diagnosis.images", str(file), *keys])

@@ -1,1 +1,1 @@
-"""Evaluates a trained ensemble and puts it to use: readings, measures, estimates, exports."""
+"""Evaluate, calibrate, load and export a trained ensemble, and predict with it."""

@@ -11,10 +11,10 @@ from dicedist.config.schema import AVERAGES, LARGEST_SIZE, MOST_CHANNELS, OOD_SC
 from dicedist.data.sources import Source
 
 VECTORS = "vectors"
-# Keys of a network that decide what is built: neither its name nor code, and nothing that only training needs.
+# Config keys that change the layers of a network: neither its name nor its code, and no settings of training.
 NO_OPTIONS = ("name", "_target_", "trusted", "per_member", "pretrained", "sha256", "freeze")
 OPTIONS = {entry.name: entry.type for entry in fields(NetworkConfig) if entry.name not in NO_OPTIONS}
-LARGEST_NUMBER = 2**53  # smaller ones are exact as a float
+LARGEST_NUMBER = 2**53  # smaller integers are exact as a float
 PREPARATION = "the short side is scaled to `size` by bilinear interpolation, and the middle square is taken"
 
 
@@ -26,8 +26,8 @@ class About:
     networks: list[str]  # one per member
     target: str | None  # the user's own network class, used for all members
     trunk: str | None  # the network whose trunk the branches share
-    compared: list[int]  # indices into `members` of those that w compares; empty: there is no w
-    conditional: bool  # whether w reads the class
+    compared: list[int]  # indices into `members`: the members that w compares; empty without w
+    conditional: bool  # w reads the class
     class_names: list[str]
     mean: list[float]  # of each channel of images scaled to 0..1, or of each value of a vector
     std: list[float]
@@ -36,19 +36,19 @@ class About:
     average: str  # logits | probabilities
     temperature: float
     calibration: dict[str, Any] | None = None  # `Calibration`; None: nothing was chosen on held-out images
-    ood_score: str | None = None  # as calibration.ood_score; None: DICE x w, without w the largest probability
+    ood_score: str | None = None  # see calibration.ood_score; None: DICE x w, without w the largest probability
     preparation: str = PREPARATION  # how training and predict bring images of other sizes to `size`
     options: dict[str, Any] | None = None  # of the networks: width, depth, ...
-    columns: list[str] | None = None  # the names of a vector's values, where training read them from a table
+    columns: list[str] | None = None  # the names of a vector's values, if training read a table
     gives_logits: bool = False  # members were trained elsewhere and end in logits; `target` builds one
-    fusion: dict[str, Any] | None = None  # of a method with a fused classifier: its term, and the sizes of members
+    fusion: dict[str, Any] | None = None  # for a method with a fused classifier: its term, and the members' sizes
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, text: str, origin: Path) -> Self:
-        """ValueError if the text is of another version of dicedist, or no ensemble's at all."""
+        """Parse a description. Raise a ValueError if it comes from another version of dicedist, or is none at all."""
         try:
             values: dict[str, Any] = dict(json.loads(text))
         except (ValueError, TypeError) as error:
@@ -74,7 +74,7 @@ class About:
 
     @property
     def is_consistent(self) -> bool:
-        """Return whether values of the right types make sense together."""
+        """Return whether the values, whose types are right, are consistent."""
         options, width = self.options or {}, len(self.mean)
         return (
             0 < len(self.members) == len(self.networks)
@@ -93,7 +93,7 @@ class About:
         )
 
     def of(self, places: Sequence[int]) -> "About":
-        """Describe the members at these places. Nothing was fitted to them: confidences are not calibrated."""
+        """Describe the members at these places. Their confidences are not calibrated."""
         whole = list(places) == list(range(len(self.members)))
         known_to_w = [new for new, old in enumerate(places) if old in self.compared]
         return replace(
@@ -108,12 +108,12 @@ class About:
 
 
 def misfits(described: Any) -> list[str]:
-    """Return the fields of a dataclass, filled from JSON, that have not the type that they are declared with."""
+    """Return the fields of a dataclass, filled from JSON, whose types do not match their declarations."""
     return [entry.name for entry in fields(described) if not fits(getattr(described, entry.name), entry.type)]
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value of JSON has this type; a number must not be huge, and True is no number."""
+    """Return whether a JSON value has this type. A number must not be huge, and True is not a number."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(fits(value, one) for one in inner)
@@ -127,7 +127,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def described(source: Source) -> dict[str, Any]:
-    """The fields of About that the data give."""
+    """Return the fields of About that depend on the data."""
     found = {name: list(getattr(source, name)) for name in ("class_names", "mean", "std")}
     return found | ({"columns": list(source.columns)} if source.columns is not None else {})
 

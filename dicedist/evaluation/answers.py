@@ -1,4 +1,4 @@
-"""The answers of an ensemble for some inputs: classes, and how sure the ensemble and its members are of them.
+"""The predictions of an ensemble: classes, and the confidence of the ensemble and its members.
 
 Legend: M members, N inputs, K classes.
 """
@@ -24,26 +24,26 @@ class Prediction:
     labels          [N]        the class with the largest probability
     probabilities   [N, K]     of the ensemble, before temperature
     member_logits   [M, N, K]
-    confidence      [N]        the largest probability after temperature scaling: how often such answers are right
+    confidence      [N]        the largest probability after temperature scaling
     disagreement    [N]        the share of pairs of members that predict different classes
-    entropy         [N]        in nats: the whole uncertainty of the probabilities, from 0 to log K (all are equal)
-    mutual_information [N]     in nats: the part of the uncertainty that comes from members contradicting each other:
-                               the entropy of their mean probabilities less the mean of their entropies
-    member_labels   [N, M]     what each member by itself would say
-    ood_score       [N]        low for inputs unlike those of the training
+    entropy         [N]        in nats: the total uncertainty of the probabilities, from 0 to log K (uniform)
+    mutual_information [N]     in nats: the part of the uncertainty that comes from disagreement of members: the entropy
+                               of their mean probabilities minus the mean of their entropies
+    member_labels   [N, M]     the class that each member predicts
+    ood_score       [N]        low for inputs unlike the training inputs
 
-    Where the ensemble was calibrated on held-out images, else None:
-    label_set       [N, K]     whether a class belongs to the set that holds the true one with probability 1 - alpha
-    abstain         [N]        whether the input should go to somebody else
-    reason          [N]        0: it is answered, 1: unsure, 2: unlike the training images
+    If the ensemble was calibrated on held-out images, otherwise None:
+    label_set       [N, K]     true for the classes of a set that holds the true class with probability 1 - alpha
+    abstain         [N]        true if the ensemble should not decide
+    reason          [N]        0: answered, 1: unsure, 2: unlike the training images
     ood_threshold   [N]        of the OOD score
 
-    Where the method trains a fused classifier (ffl, pcl), else None; all of the above is of the members and their mean:
-    fused_label     [N]        the class that it predicts
+    If the method trains a fused classifier (ffl, pcl), otherwise None; all fields above describe the members' mean:
+    fused_label     [N]        the class that the fused classifier predicts
     fused_probabilities [N, K] not calibrated
 
-    paths                      of the files that were answered, in the order of the rows; None if some were no files
-    left_out                   files of a folder that could not be read, and why
+    paths                      the files, in the order of the rows; None if some inputs were not files
+    left_out                   files of a folder that could not be read, with the reasons
 
     Examples:
         >>> answers = ensemble.predict(images)  # an ensemble of three members, four images
@@ -82,7 +82,7 @@ class Prediction:
         paths: list[str] | None = None,
         left_out: Mapping[str, str] | None = None,
     ) -> "Prediction":
-        """Joins what the ensemble's forward answered for each batch."""
+        """Join the outputs of the ensemble's forward for all batches."""
         joined = {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
         labels, member_logits = joined.pop("label"), joined.pop("member_logits").transpose(0, 1)
         return cls(about, labels, member_logits=member_logits, **joined, paths=paths, left_out=left_out or {})
@@ -100,23 +100,23 @@ class Prediction:
 
     @property
     def names(self) -> list[str]:
-        """The name of each input's class."""
+        """Return the name of each input's class."""
         return [self.class_names[label] for label in self.labels.tolist()]
 
     @property
     def member_probabilities(self) -> Tensor:
-        """[M, N, K], each member by itself."""
+        """Return the probabilities [M, N, K] of each member."""
         return self.member_logits.softmax(-1)
 
     @property
     def calibrated(self) -> Tensor:
-        """[N, K]: the probabilities after temperature scaling; the largest of a row is the confidence."""
+        """Return the probabilities [N, K] after temperature scaling; the largest of a row is the confidence."""
         logits_NK = metrics.ensemble_logits(self.member_logits, self.about.average)
         return (logits_NK / self.about.temperature).softmax(-1).float()
 
     @property
     def sets(self) -> list[list[str]] | None:
-        """For each input, the labels that hold the true one with probability 1 - alpha, the most probable first."""
+        """Return each input's label set, which holds the true label with probability 1 - alpha; best label first."""
         if self.label_set is None:
             return None
         order_NK = self.probabilities.argsort(dim=1, descending=True)
@@ -125,9 +125,9 @@ class Prediction:
         return [[self.class_names[k] for k, inside in zip(*row, strict=True) if inside] for row in rows]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each input, ready for pandas.DataFrame or JSON.
+        """Return a dict for each input, ready for pandas.DataFrame or JSON.
 
-        Its probabilities are after temperature scaling, as the confidence, which is the largest of them.
+        The probabilities and the confidence, which is the largest of them, are after temperature scaling.
         """
         columns: dict[str, Sequence[Any]] = {} if self.paths is None else {"path": self.paths}
         columns["label"] = self.names

@@ -1,7 +1,7 @@
 """Calibration on validation images after training: temperature, label sets, abstention, OOD threshold.
 
-Nothing here sees the test set unless calibration.source=test says so. The paper's tables have another protocol, which
-fits the temperature on halves of the test set: `metrics.split_half`.
+The test set is not used unless calibration.source=test. The paper's tables have another protocol, which fits the
+temperature on halves of the test set: `metrics.split_half`.
 
 Legend: M members, N inputs, K classes.
 """
@@ -21,18 +21,18 @@ from dicedist.evaluation.about import About, misfits
 from dicedist.metrics import abstention, conformal, ood_scores
 from dicedist.runs.results import Results
 
-# In logits_file:
+# Names of tensors in logits_file:
 LOGITS, LABELS, FEATURE_SCORES, BANK = "calibration.logits", "calibration.labels", "calibration.seen.", "bank"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """In types that JSON can hold: kept in evaluation.json, in every export, in MLflow's model."""
+    """The choices of a calibration, in types that JSON can hold: for evaluation.json, exports and MLflow's model."""
 
-    source: str  # validation | test: what it was chosen on
+    source: str  # validation | test: the inputs that the choices are based on
     num_inputs: int
     temperature: float
-    alpha: float  # a set misses the true label in at most this share of inputs
+    alpha: float  # label sets miss the true label for at most this share of inputs
     conformal: str  # lac | aps
     per_class: bool
     quantiles: list[float] | None  # of the nonconformity: one, or one per class; None: too few inputs for this alpha
@@ -41,8 +41,8 @@ class Calibration:
     threshold: float  # the lowest confidence that is answered
     ood_threshold: float | None  # lower scores are unlike the training images; None: not known for these members
     # Not in results and exports of earlier versions:
-    ood_score: str | None = None  # which the threshold is of; None: DICE x w, without w the largest probability
-    guarantee: float | str | None = None  # of the risk; None: it is that of the inputs which chose the threshold
+    ood_score: str | None = None  # the score of ood_threshold; None: DICE x w, without w the largest probability
+    guarantee: float | str | None = None  # of the risk; None: the risk on the calibration inputs, without a guarantee
     temperature_spread: float | None = None  # half the width of its 95 % interval
     answered: int | None = None  # inputs that reach the threshold, and how many of them are answered wrongly
     wrong: int | None = None
@@ -50,9 +50,9 @@ class Calibration:
 
 
 def parsed(values: Any, num_classes: int | None = None) -> Calibration:
-    """Return the calibration in a description that may be a stranger's; ValueError if it is none.
+    """Parse an untrusted description of a calibration; raise a ValueError if it is damaged.
 
-    num_classes: if known, quantiles must be one or one for each.
+    num_classes: if known, there must be one quantile, or one per class.
     """
     try:
         found = Calibration(**values)
@@ -76,9 +76,11 @@ def fit(
     feature_scores: Mapping[str, Tensor],
     strict: bool = False,
 ) -> Calibration:
-    """feature_scores: for the OOD score, which has no threshold without the ones that it needs.
+    """Choose temperature, label sets and thresholds.
 
-    strict: too few inputs for alpha are an error; else, as at the end of a training, there are no sets of labels."""
+    feature_scores: for the OOD score, which has no threshold if its feature score is missing. strict: raise a
+    ValueError if there are too few inputs for alpha; otherwise (after a training) warn and make no label sets.
+    """
     averaged_NK = metrics.ensemble_logits(logits_MNK, average)
     temperature = metrics.fit_temperature(averaged_NK, labels_N)
     p_NK = (averaged_NK / temperature).softmax(1)
@@ -110,17 +112,17 @@ def fit(
 
 
 def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationConfig) -> float:
-    """Return the abstention threshold, and warn where the risk cannot be kept."""
+    """Return the abstention threshold, and warn if the risk cannot be kept."""
     if config.coverage is not None:
         return abstention.coverage_threshold(confidence_N, config.coverage)
     assert config.risk is not None, "a training has a risk or a coverage"
     threshold = abstention.risk_threshold(confidence_N, right_N, config.risk, config.guarantee)
     if threshold == abstention.NEVER:
         needed, number = abstention.answers_needed(config.risk, config.guarantee), plural(len(right_N), "image")
-        few = f", which takes {needed} right answers at the least" if len(right_N) < needed else ""
+        few = f", which takes at least {needed} right answers" if len(right_N) < needed else ""
         warn(
             f"{number} of {config.source} cannot show that at most calibration.risk={config.risk:g} of the answers are "
-            f"wrong (calibration.guarantee={config.guarantee}){few}: the ensemble abstains always; hold out more, "
+            f"wrong (calibration.guarantee={config.guarantee}){few}: the ensemble always abstains; hold out more, "
             "allow a higher risk, or write calibration.coverage=0.8"
         )
     return threshold
@@ -129,26 +131,26 @@ def lowest_answered(confidence_N: Tensor, right_N: Tensor, config: CalibrationCo
 def ood_scores_of(
     name: str | None, logits_MNK: Tensor, average: str, feature_scores: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Return the OOD scores [N]; None where a feature score that they need is missing."""
+    """Return the OOD scores [N]; None if they need a feature score that is missing."""
     if name is None or ood_scores.available(name, feature_scores) != name:
         return None
     return ood_scores.score(name, logits_MNK, average, feature_scores)
 
 
 def kept(logits_MNK: Tensor, labels_N: Tensor, feature_scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs of a calibration, for logits.safetensors, so that other members or targets can be calibrated later."""
+    """Return the inputs of a calibration, to save, so that other members or targets can be calibrated later."""
     of_features = {
         f"{FEATURE_SCORES}{name}": feature_scores[name].clone()
         for name in ood_scores.OF_FEATURES
         if name in feature_scores
     }
-    return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), **of_features}  # perhaps the test set's own
+    return {LOGITS: logits_MNK.clone(), LABELS: labels_N.clone(), **of_features}  # perhaps the tensors of the test set
 
 
 def tested(
     calibration: Calibration, logits_MNK: Tensor, labels_N: Tensor, average: str, feature_scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Measure the choices on the test set, every measure at the calibrated temperature."""
+    """Measure the choices on the test set, at the calibrated temperature."""
     scores_N = ood_scores_of(calibration.ood_score, logits_MNK, average, feature_scores)
     averaged_NK = metrics.ensemble_logits(logits_MNK, average) / calibration.temperature
     p_NK = averaged_NK.softmax(1)
@@ -174,7 +176,7 @@ def tested(
 
 
 def decisions(about: About, logits_NK: Tensor, confidence_N: Tensor, ood_score_N: Tensor) -> dict[str, Tensor]:
-    """The fields of `Prediction` that a calibrated ensemble adds to its answers, also inside an exported graph."""
+    """Return the fields of `Prediction` that a calibrated ensemble adds, also inside an exported graph."""
     if about.calibration is None:
         return {}
     found = Calibration(**about.calibration)
@@ -190,7 +192,7 @@ def decisions(about: About, logits_NK: Tensor, confidence_N: Tensor, ood_score_N
 
 
 def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig:
-    """A run's own targets, but for those that a command names; a risk takes the place of a coverage."""
+    """Return a run's targets, overridden by those of a command; a risk replaces a coverage."""
     named = {key: value for key, value in asked.items() if value is not None}
     aims = CalibrationConfig(**{**asdict(own), **({"coverage": None} if "risk" in named else {}), **named})
     check_calibration(aims)
@@ -198,7 +200,7 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
 
 
 def targets_of(saved: Mapping[str, Any]) -> CalibrationConfig:
-    """Return the targets of a calibration in evaluation.json, which may lack the keys that came later."""
+    """Return the targets of a calibration in evaluation.json, which may lack keys of later versions."""
     return CalibrationConfig(
         **{entry.name: saved.get(entry.name, entry.default) for entry in fields(CalibrationConfig)}
     )
@@ -207,9 +209,10 @@ def targets_of(saved: Mapping[str, Any]) -> CalibrationConfig:
 def of_results(
     results: Results, result: Mapping[str, Any], members: list[int], average: str, asked: Mapping[str, Any]
 ) -> Calibration | None:
-    """The calibration of an evaluation, or for other members, averages or targets a new one on the kept logits.
+    """Return the calibration of an evaluation; for other members, averages or targets, fit one to the saved logits.
 
-    result: evaluation.json. asked: keys of `calibration`, None where they are the run's. None without a calibration.
+    result: evaluation.json. asked: keys of `calibration`; None stands for the run's value. Return None if the results
+    hold no calibration.
     """
     try:
         whole = parsed({name: result["calibration"][name] for name in known_in(result["calibration"])})
@@ -229,14 +232,14 @@ def of_results(
     if asked.get("ood_score") and ood_scores.available(aims.ood_score, feature_scores) != aims.ood_score:
         raise ValueError(
             f"calibration.ood_score={aims.ood_score}: {results} does not hold this score for members {members}; "
-            f"`dicedist evaluate` with calibration.ood_score={aims.ood_score} measures it, where members have it"
+            f"`dicedist evaluate` with calibration.ood_score={aims.ood_score} measures it, if members have it"
         )
     found = fit(logits_MNK, labels_N, average, aims, feature_scores, strict=asked.get("alpha") is not None)
-    if whole.ood_score is None and not asked.get("ood_score"):  # of an earlier version: the threshold follows no target
+    if whole.ood_score is None and not asked.get("ood_score"):  # an earlier version: its threshold has no target
         return replace(found, ood_score=None, ood_threshold=whole.ood_threshold if is_whole else None)
     return found
 
 
 def known_in(saved: Mapping[str, Any]) -> list[str]:
-    """Return the fields to take from saved results, which may be of an earlier version; KeyError if one is missing."""
+    """Return the fields to read from results, perhaps of an earlier version; raise a KeyError if one is missing."""
     return [entry.name for entry in fields(Calibration) if entry.name in saved or entry.default is MISSING]

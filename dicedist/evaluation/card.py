@@ -1,6 +1,6 @@
-"""The model card of an ensemble: what it is, its data, measures with intervals, calibration, limits and figures.
+"""The model card of an ensemble: description, data, measures with intervals, calibration, limits and figures.
 
-Text in Markdown, as model hubs show it. Values of a run are written so that they cannot end a cell or begin markup.
+The text is Markdown, as model hubs show it. Values of a run are escaped, so they cannot end a cell or begin markup.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from dicedist.metrics.statistics import Interval, bootstrap
 
 FIGURES = "figures"  # the folder of the drawings, next to the card
 NAMED_CLASSES = 30
-RESAMPLES = 1000, 200  # of means over inputs, and of measures that are computed for every resample
+RESAMPLES = 1000, 200  # for means over inputs, and for measures that must be computed for every resample
 
 
 class Drawing(Protocol):
@@ -42,7 +42,7 @@ class Evaluated(Protocol):
 
 
 def write(about: About, name: str, run: Evaluated | None) -> str:
-    """The text below the metadata. name: under which `Ensemble.from_pretrained` finds it."""
+    """Return the text below the metadata. name: the name for `Ensemble.from_pretrained`."""
     parts = [heading(about, name), *([] if run is None else evaluated(run)), limits(about)]
     if run is not None:
         parts += [f"![{plain(drawn.title)}]({FIGURES}/{file}.svg)" for file, drawn in run.figures().items()]
@@ -89,14 +89,14 @@ def evaluated(run: Evaluated) -> Iterator[str]:
         for score, own in scores.items()
     ]
     if outside:
-        yield "Inputs of other data, told apart by a score:"
+        yield "OOD detection: how well each score separates inputs of other data from the test inputs:"
         yield table(["other data", "score", "AUROC, %", "95 % interval"], outside)
     found = result.get("calibration")
     yield "## Calibration"
     if found is None:
-        yield "The ensemble is not calibrated: its confidences are those of the networks."
+        yield "The ensemble is not calibrated: confidences come directly from the networks."
         return
-    on_test = " These are the test inputs, so the last column is too good." if found["source"] == "test" else ""
+    on_test = " These are the test inputs, so the last column is too optimistic." if found["source"] == "test" else ""
     yield f"The decisions of `predict` were {chosen_on(found)}.{on_test} {MEANING}."
     yield table(
         ["what predict does", "promised", "on the test set"],
@@ -117,10 +117,11 @@ def cells(measure: Measure, found: Interval) -> list[str]:
 
 LIMITS = """## Limits
 
-- Every input gets one of the classes, also an input of none of them. `ood_score` is low for many such inputs, not all.
+- Every input gets one of the classes, even if it belongs to none of them. `ood_score` is low for many such inputs, but
+  not for all.
 - Measures and promises hold for inputs like the test and held-out inputs. They say nothing about other cameras, places
   or people.
-- Intervals say how much the test set matters. They do not cover how much another training would differ."""
+- Intervals cover the choice of test inputs. They do not cover the difference between two trainings."""
 UNCALIBRATED = "- Nothing was calibrated: confidences are not frequencies."
 
 
@@ -141,6 +142,6 @@ def between(ends: Sequence[float] | None) -> str:
 
 
 def plain(text: object) -> str:
-    """One line without characters that mean something in Markdown or HTML."""
+    """Return one line, with the special characters of Markdown and HTML escaped."""
     line = " ".join(str(text).split())
     return "".join(f"&#{ord(letter)};" if letter in "|<>&[]`*" else letter for letter in line)

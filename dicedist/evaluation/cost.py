@@ -10,7 +10,7 @@ from dicedist.config.schema import Config
 
 
 def cost(config: Config, plan: Plan, num_classes: int) -> dict[str, float]:
-    """parameters and gflops (a multiplication and an addition are two operations); nothing is computed."""
+    """Return parameters and gflops (a multiply-add counts as two operations), without running the networks."""
     networks = weightless(config, plan)
     classifiers = [nn.Linear(network.feature_dim, num_classes, device="meta") for network in networks]
     branches = config.structure == "branch"

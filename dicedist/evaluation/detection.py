@@ -1,4 +1,4 @@
-"""Scores that tell images of the training's kind from others, and how well each does on OOD sets and groups of them.
+"""OOD scores, and how well each separates the test images from OOD sets and groups of OOD sets.
 
 Legend: M members, B inputs of a batch, N inputs, D features, K classes.
 """
@@ -20,19 +20,19 @@ from dicedist.metrics.ood import auroc_resamples, percentiles
 from dicedist.metrics.ood_scores import DICE_X_W, FROM_LOGITS, INDEPENDENCE, KNN
 
 HISTOGRAM = 20
-EVERY_SET = "all"  # the group of a run that names no others
+EVERY_SET = "all"  # the only group of a run that names no groups
 OwnScore = Callable[[Tensor, Tensor], Tensor]  # of logits [M, B, K] and features [M, B, D]: [B], high for known inputs
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """All scores of an ensemble: `feature_scores` reads one batch after another, a call adds the scores of logits."""
+    """All OOD scores of an ensemble: `feature_scores` reads one batch at a time, a call adds the scores of logits."""
 
     average: str
     independence: Callable[[Tensor, Tensor], Tensor] | None = None  # of means and labels: the mean of 1 - w over pairs
     bank_RMD: Tensor | None = None  # of training features
     reference: Reference | None = None  # the classes of training features
-    own: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, by name
+    own: Mapping[str, OwnScore] = field(default_factory=dict)  # the user's own scores, by name
     temperature: float = 1.0
     scaled_temperature: float = 1.0  # of the logits times independence
 
@@ -50,7 +50,7 @@ class Scorer:
         return scores
 
     def fitted(self, test: Collected, temperature: float) -> "Scorer":
-        """Temperatures of scores follow the paper's protocol on test, as its tables do."""
+        """Return a scorer with temperatures from the paper's protocol on the test set, as in its tables."""
         if INDEPENDENCE not in test.feature_scores:
             return replace(self, temperature=temperature)
         scaled_NK = metrics.ensemble_logits(test.logits_MNK, self.average) * test.feature_scores[INDEPENDENCE][:, None]
@@ -73,7 +73,7 @@ class Scorer:
 
 
 def checked(name: str, scores_B: Tensor, count: int) -> Tensor:
-    """Refuse a score of the user's own that is no finite number for each input."""
+    """Raise a ValueError if a user's own score is not a finite number for each input."""
     if not isinstance(scores_B, Tensor) or scores_B.shape != (count,) or not scores_B.isfinite().all():
         found = list(scores_B.shape) if isinstance(scores_B, Tensor) else type(scores_B).__name__
         raise ValueError(f"ood_scores {name!r} returned {found}: return a tensor [{count}] of finite numbers")
@@ -81,7 +81,7 @@ def checked(name: str, scores_B: Tensor, count: int) -> Tensor:
 
 
 def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """`ood`: set -> score -> measures; `ood_groups`: group -> the sets found and missing, score -> mean measures."""
+    """Return `ood`: set -> score -> measures, and `ood_groups`: group -> sets found and missing, mean measures."""
     by_set: dict[str, Any] = {}
     resamples: dict[str, dict[str, Tensor]] = {}
     for name, scores in outside.items():
@@ -108,14 +108,14 @@ def detect(inside: Scores, outside: Mapping[str, Scores], groups: Mapping[str, S
 def averaged(
     score: str, names: Sequence[str], by_set: Mapping[str, Any], resamples: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, Any]:
-    """Means over sets; the interval is that of the mean, whose sets share the resampled test images."""
+    """Return means over sets, with the interval of the mean; all sets share the resampled test images."""
     means = {measure.name: fmean(by_set[name][score][measure.name] for name in names) for measure in OOD}
     together_R = torch.stack([resamples[name][score] for name in names]).mean(0)
     return {**means, "auroc_interval": percentiles(together_R)}
 
 
 def histograms(inside_N: Tensor, outside_N: Tensor) -> dict[str, Any]:
-    """The share of scores in each of equal bins: of 0..1, or of the range of a score that has no such bounds."""
+    """Return the share of scores in equal bins over 0..1, or over the range of an unbounded score."""
     low, high = (min(inside_N.min(), outside_N.min()).item(), max(inside_N.max(), outside_N.max()).item())
     low, high = (0.0, 1.0) if 0 <= low and high <= 1 else (low, high)
     return {"range": [low, high], "histogram": [histogram(side_N, low, high) for side_N in (inside_N, outside_N)]}

@@ -1,7 +1,7 @@
-"""A trained ensemble: images or vectors in, predictions out. From a run, an exported file, or own networks.
+"""A trained ensemble, from a run, an exported file, or your own networks: images or vectors in, predictions out.
 
-It holds only what inference needs: the members without bottleneck, w without its memory, the fused
-classifier, and a bank of training features for the OOD score. A shard is the ensemble of a rank that evaluates: some of
+An ensemble holds only what inference needs: the members without bottleneck, w without its memory, the fused classifier,
+and a bank of training features for the OOD score. A shard is the part of an ensemble that one rank evaluates: some of
 the members, with their bottlenecks.
 
 Legend: M members, N inputs, H rows, W columns, C channels, D features, K classes, P pairs of members,
@@ -49,7 +49,7 @@ BATCH = 256
 
 
 class Ensemble(nn.Module):
-    """Members that predict together, and say how sure they are.
+    """Members that predict together, with calibrated confidence.
 
     `Ensemble.load` opens a run or an exported file, `Ensemble.from_members` takes networks that were trained
     elsewhere. `ensemble.to("cuda")` moves it; `ensemble[0]` and `ensemble[[0, 2]]` are ensembles of some members.
@@ -77,7 +77,7 @@ class Ensemble(nn.Module):
         bottlenecks: Sequence[nn.Module] = (),
         held: Sequence[int] | None = None,
     ) -> None:
-        """held: the places in `about.members` of the members of a shard, which the modules are of; None for all."""
+        """held: the places in `about.members` of a shard's members, in the order of the modules; None for all."""
         super().__init__()
         self.about, self.trunk = about, trunk
         self.encoders, self.classifiers = nn.ModuleList(encoders), nn.ModuleList(classifiers)
@@ -106,10 +106,10 @@ class Ensemble(nn.Module):
     ) -> "Ensemble":
         """Load the last checkpoint of a run, or a file that `dicedist export` wrote as safetensors or pt2.
 
-        members: numbers, or "student" where the method trains one; all by default. For a run: average, "logits" or
-        "probabilities", else the run's own; images, "float" for exact float inputs instead of 8 bits; trusted, to run
-        the code of a network class of one's own, which the run only names; model, the function that `fit` was given,
-        where it cannot be imported.
+        members: numbers, or "student" if the method trains one; by default all. average: "logits" or "probabilities";
+        by default the run's own (only for a run). images: "float" for exact float inputs instead of 8 bits (only for a
+        run). trusted: import and run the user's own network class, which the run names. model: the function that `fit`
+        was given, if it cannot be imported.
         """
         with standing_for("network", model):
             return Ensemble._load(source, members, average, images, trusted)
@@ -187,8 +187,8 @@ class Ensemble(nn.Module):
     def calibrate(self, val: Any, **targets: Any) -> Self:
         """Choose temperature, label sets and thresholds on held-out inputs, for `predict`, `save` and `export`.
 
-        val: a Dataset of (input, class), a DataLoader, or arrays (inputs, classes). targets: keys of `calibration`, as
-        alpha=0.05 or risk=0.02.
+        val: a Dataset of (input, class), a DataLoader, or arrays (inputs, classes). targets: keys of `calibration`,
+        such as alpha=0.05 or risk=0.02.
         """
         from dicedist.evaluation.standalone import calibrate
 
@@ -210,11 +210,11 @@ class Ensemble(nn.Module):
     ) -> "Evaluation":
         """Measure accuracy, likelihood, calibration, diversity, uncertainty and OOD detection.
 
-        test, val, train: as in `calibrate`; val calibrates for this evaluation if the ensemble is not calibrated, and
-        train gives the features that nearest neighbors compare with. ood: name -> inputs, a folder or an .npz.
-        ood_scores: name -> a function of logits [members, inputs, classes] and features [members, inputs, width] (the
-        logits again for networks from elsewhere), which returns a number for each input, high for known ones.
-        output: the folder of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
+        test, val, train: as in `calibrate`. val calibrates for this evaluation if the ensemble is not calibrated. train
+        gives the features for nearest neighbors. ood: name -> inputs, a folder or an .npz. ood_scores: name -> a
+        function of logits [members, inputs, classes] and features [members, inputs, width], which returns a number for
+        each input, high for known inputs; networks trained elsewhere pass their logits as features. output: the folder
+        of a new run, for `dicedist.Run.open(output).report()` and `dicedist report`.
         """
         from dicedist.evaluation.standalone import evaluate
 
@@ -223,8 +223,8 @@ class Ensemble(nn.Module):
     def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
         """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.
 
-        model: builds one member, if the ensemble was made by `from_members`. Its import path is saved with the file:
-        `Ensemble.load(path, trusted=True)` imports it, `Ensemble.load(path, model=...)` is given it.
+        model: builds one member, if the ensemble comes from `from_members`. The file stores its import path.
+        `Ensemble.load(path, trusted=True)` imports it; `Ensemble.load(path, model=...)` uses the given function.
         """
         if self.about.gives_logits:
             if model is None:
@@ -256,8 +256,8 @@ class Ensemble(nn.Module):
     ) -> str:
         """Upload the ensemble with a model card to the Hugging Face Hub as "user/name", and return the commit's URL.
 
-        run: its evaluation, `dicedist.Run.open(folder)`, for the card's measures, calibration and figures; without it
-        the card says what the ensemble is. model: as in `save`. token: by default that of `hf auth login`.
+        run: the evaluated run, `dicedist.Run.open(folder)`, for the measures, calibration and figures of the card;
+        without it the card only describes the ensemble. model: as in `save`. token: by default from `hf auth login`.
         """
         from dicedist.evaluation.hub import push
 
@@ -285,8 +285,8 @@ class Ensemble(nn.Module):
         Arrays and tensors are uint8 in 0..255 or floats in 0..1, [N, H, W, C] or [N, C, H, W], gray ones also
         [N, H, W]. Photos become gray if the ensemble reads one channel. Images of another size are scaled and cropped
         as in training. Floats become 8 bits unless the ensemble was loaded with images="float".
-        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. In a folder, files
-        that cannot be read are left out: `paths` of the answers names those that are answered, `left_out` the others.
+        An ensemble of vectors takes an array or tensor [N, V], or a path as data=vectors reads it. Unreadable files of
+        a folder are left out: `paths` of the answers lists the files that were read, `left_out` the others.
         """
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)
@@ -296,7 +296,7 @@ class Ensemble(nn.Module):
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
         """Return for each member the features [N, D] that its classifier reads; images as in `predict`."""
         if any(isinstance(classifier, nn.Identity) for classifier in self.classifiers):
-            raise ValueError("networks of one's own give logits only: their features are known to themselves")
+            raise ValueError("networks trained elsewhere return logits only: read their features in your own code")
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)
             read = [self.encode(self.normalize(batch.to(self.device)))[0] for batch in given]
@@ -310,7 +310,7 @@ class Ensemble(nn.Module):
         return len(self.about.members)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> "Ensemble":
-        """Return an ensemble of some members, by their places; they share its weights, and have no temperature."""
+        """Return an ensemble of some members, by their places. It shares their weights and has no temperature."""
         chosen = range(len(self))[index] if isinstance(index, (int, slice)) else list(index)
         places = [chosen] if isinstance(chosen, int) else list(chosen)
         if not places or len(set(places)) < len(places) or not set(places) <= set(range(len(self))):
@@ -339,7 +339,7 @@ class Ensemble(nn.Module):
 
     @classmethod
     def shard(cls, about: About, hosted: Hosted) -> "Ensemble":
-        """Return the members in the memory of a rank. Nothing is copied, so they can go on learning."""
+        """Build a shard from the members on this rank. Nothing is copied, so the members can keep learning."""
         members = [hosted.member(number) for number in hosted.members]
         return cls(
             about,
@@ -351,7 +351,7 @@ class Ensemble(nn.Module):
         )
 
     def with_heads(self, weights: dict[str, Tensor]) -> Self:
-        """Add what reads all members together: w, the fused classifier (ffl, pcl), and the bank of the OOD score.
+        """Add the modules that read all members: w, the fused classifier (ffl, pcl), and the bank of the OOD score.
 
         weights: by their names in the ensemble.
         """
@@ -375,12 +375,12 @@ class Ensemble(nn.Module):
         return self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return `label` [N], `member_logits` [N, M, K], and everything else by the names and shapes of `Prediction`.
+        """Return `label` [N], `member_logits` [N, M, K], and the other fields with names and shapes of `Prediction`.
 
-        ood_score is the one that calibration.ood_score names, by default KNN: the nearness of training features. Files
-        of earlier versions answer "DICE x w", or without w the largest probability.
+        calibration.ood_score names the OOD score, by default KNN: the distance to training features. Files of earlier
+        versions use "DICE x w", or the largest probability without w.
         """
-        if not torch.compiler.is_compiling():  # an exported graph cannot look at its values
+        if not torch.compiler.is_compiling():  # an exported graph cannot check values
             inputs.refuse_unfit(images, self.about)
         return self.answer(images)
 
@@ -406,7 +406,7 @@ class Ensemble(nn.Module):
         return answers | decisions(self.about, logits_NK, answers["confidence"], answers["ood_score"])
 
     def ood_score(self, means: Sequence[Tensor], logits_MNK: Tensor, label_N: Tensor) -> Tensor:
-        """Return the score that `score_name` names, one for each input."""
+        """Return the OOD score of each input, by `score_name`."""
         name, feature_scores = self.score_name, {}
         if name == KNN and self.bank_RMD is not None:
             width = self.bank_RMD.shape[2]
@@ -418,12 +418,12 @@ class Ensemble(nn.Module):
 
     @property
     def score_name(self) -> str:
-        """The OOD score of the answers: what `about` names, or the largest probability where that cannot be had."""
+        """Return the name of the OOD score: from `about`, or the largest probability if this score is unavailable."""
         parts = {KNN: self.bank_RMD, INDEPENDENCE: self.w}
         return available(self.about.ood_score or DICE_X_W, {name for name, part in parts.items() if part is not None})
 
     def encode(self, normalized: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the features of every member held here, and the field of each that the fused classifier reads."""
+        """Return for every member held here its features, and the field that the fused classifier reads."""
         shared = self.trunk(normalized)
         if self.fused is None or self.fused.reads != "map":
             means = [encoder(shared) for encoder in self.encoders]
@@ -467,7 +467,7 @@ def build_members(about: About, trusted: bool, places: Sequence[int]) -> tuple[n
     if about.gives_logits and about.target is not None:
         made = [resolve("network", about.target, trusted)() for _ in places]
         return nn.Identity(), made, [nn.Identity() for _ in places]
-    # One after another: a branch does not keep its copy of the trunk.
+    # One at a time: a branch does not keep its copy of the trunk.
     whole = (network(about.networks[place]) for place in places)
     encoders = [own if about.trunk is None else own.branch() for own in whole]
     classifiers: list[nn.Module] = [nn.Linear(own.feature_dim, len(about.class_names)) for own in encoders]
@@ -476,7 +476,7 @@ def build_members(about: About, trusted: bool, places: Sequence[int]) -> tuple[n
 
 
 def as_in_training(ensemble: Ensemble) -> Ensemble:
-    """Change the memory format to that of training, which is faster for convolutions and rounds in its own way."""
+    """Change to the memory format of training, which is faster for convolutions and rounds differently."""
     for module in (ensemble.trunk, ensemble.encoders, ensemble.classifiers):
         module.to(memory_format=torch.channels_last)
     return ensemble
@@ -485,11 +485,11 @@ def as_in_training(ensemble: Ensemble) -> Ensemble:
 def restored(
     about: About, trusted: bool, weights: dict[str, Tensor], origin: Path, held: Sequence[int] | None = None
 ) -> Ensemble:
-    """Build the ensemble of these weights, which have their names in it; held: a shard, without heads."""
+    """Build the ensemble of these weights, which are named as in the ensemble. held: of a shard, without heads."""
     places = range(len(about.members)) if held is None else held
     try:
         if places and is_larger(about, len(places), weights):
-            raise IndexError  # it could take all memory or time to build it
+            raise IndexError  # building it could take all memory or time
         trunk, encoders, classifiers = build_members(about, trusted, places)
         sampled = any(name.startswith("bottlenecks.") for name in weights)
         bottlenecks = [Bottleneck(encoder.feature_dim, prior_rows=0) for encoder in encoders if sampled]
@@ -505,7 +505,7 @@ def restored(
 
 
 def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> bool:
-    """Return whether a description asks for more than its weights hold, before anything is built."""
+    """Return whether a description needs more than the given weights; check before building."""
     widest = max((size for value in weights.values() for size in value.shape), default=0)
     options, sizes = about.options or {}, (about.fusion or {}).get("sizes", ())
     asked = [options.get(name) or 0 for name in ("width", "feature_dim")]

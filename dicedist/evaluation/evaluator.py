@@ -1,4 +1,4 @@
-"""Compute every measure of an ensemble whose members may be on any rank; the results go into a folder.
+"""Compute every measure of an ensemble whose members may be on any rank.
 
 Legend: M members, N inputs, B inputs of a batch, D features, K classes, P pairs of members, X rows whose features stay.
 w is the discriminator of the paper.
@@ -29,39 +29,39 @@ from dicedist.metrics.features import MOST_IN_BANK, Reference, bank_of, bank_siz
 from dicedist.metrics.ood_scores import available
 
 GALLERY = 24
-REFERENCE = 10_000  # training images, whose features OOD scores compare with
-UNION = "tinyimagenet_lsun_isun"  # a row of the paper's tables: all images of these sets as one
+REFERENCE = 10_000  # training images whose features are the reference of OOD scores
+UNION = "tinyimagenet_lsun_isun"  # a row of the paper's tables: the images of these three sets together
 UNITED = ("tinyimagenet_crop", "tinyimagenet_resize", "lsun_crop", "lsun_resize", "isun")
-ESTIMATED = 10_000  # held-out inputs, between whose features the run's own w estimates redundancy
-MOST_READ = 50_000  # inputs whose features new estimators learn from
+ESTIMATED = 10_000  # held-out inputs on which the run's own w estimates redundancy
+MOST_READ = 50_000  # inputs that new estimators learn from
 
 
 @dataclass(frozen=True)
 class EverythingRead:
-    """The readings of all members that an evaluation is made of, on the reporter."""
+    """The readings of all members for one evaluation, on rank 0."""
 
     scorer: Scorer
     test: Collected
     held_out: Collected  # the validation inputs; the test inputs if there are none
-    rows_X: Tensor  # of held_out, whose features stay
+    rows_X: Tensor  # the rows of held_out whose features are kept
     outside: dict[str, Collected]  # by OOD set
-    missing: list[str]  # OOD sets that were not found, and why
+    missing: list[str]  # OOD sets that were not found, with the reasons
     fresh: dict[str, Any] | None  # redundancy by new estimators
 
 
 @dataclass
 class Evaluator(Reader):
-    """Measures what it reads. Without w and student, no run is needed."""
+    """Reads and measures an ensemble. Without w and student, no run is needed."""
 
-    w: Discriminator | None = None  # of the run, on the reporter; knows all members of the run except a student
+    w: Discriminator | None = None  # of the run, on rank 0; compares all members of the run except a student
     student: int | None = None  # the member that the method trains to be used alone
-    chosen: calibration.Calibration | None = None  # made before: nothing is chosen on validation inputs
-    ood_scores: Mapping[str, OwnScore] = field(default_factory=dict)  # of the user's own, for the tables
+    chosen: calibration.Calibration | None = None  # an earlier calibration: nothing is chosen on validation inputs
+    ood_scores: Mapping[str, OwnScore] = field(default_factory=dict)  # the user's own scores, for the tables
 
     def evaluate(
         self, folds: int, ood: OodConfig, targets: CalibrationConfig, data_root: str | None, fresh: bool = False
     ) -> Findings | None:
-        """Measure the test set, the redundancy of held-out features and the OOD sets; choose the thresholds.
+        """Measure the test set, the redundancy of held-out features and the OOD sets, and calibrate.
 
         fresh: also estimate redundancy by new estimators, which takes minutes.
         """
@@ -69,7 +69,7 @@ class Evaluator(Reader):
         return None if read is None else self.summarize(read, folds, ood.groups, targets)
 
     def read_everything(self, ood: OodConfig, data_root: str | None, fresh: bool) -> EverythingRead | None:
-        """All ranks call: read the training features, the test set, the held-out inputs and the OOD sets."""
+        """Read the training features, the test set, the held-out inputs and the OOD sets. All ranks call this."""
         source, has_val = self.source, len(self.source.val) > 0
         images, missing = load_ood(ood.sets, source, data_root)
         independence = None if self.ensemble.w is None else self.independence
@@ -94,7 +94,7 @@ class Evaluator(Reader):
     def summarize(
         self, read: EverythingRead, folds: int, groups: Mapping[str, Sequence[str]], targets: CalibrationConfig
     ) -> Findings:
-        """Measure everything that was read. Only the reporter calls this."""
+        """Measure everything that was read. Only rank 0 calls this."""
         test, outside, rows_X = read.test, read.outside, read.rows_X
         findings = self.measure(test, folds)
         result = findings.result
@@ -137,9 +137,9 @@ class Evaluator(Reader):
             result["student"] = result["members"]["per_member"][members.index(self.student)]
 
     def add_calibration(self, findings: Findings, read: EverythingRead, targets: CalibrationConfig) -> None:
-        """Choose on held-out inputs, unless that was done before, and measure the choice on the test set.
+        """Calibrate on held-out inputs, unless that was done before, and measure the choices on the test set.
 
-        The readings of the held-out inputs are kept, so that others can choose again.
+        The readings of the held-out inputs are saved for later calibrations.
         """
         average, test = self.about.average, read.test
         held_out, chosen = test if targets.source == "test" else read.held_out, self.chosen
@@ -149,8 +149,8 @@ class Evaluator(Reader):
             default_score = available(targets.ood_score, held_out.feature_scores)
             if default_score != targets.ood_score:
                 warn(
-                    f"calibration.ood_score={targets.ood_score}: these members have none, so {default_score} takes its "
-                    "place"
+                    f"calibration.ood_score={targets.ood_score}: these members lack this score, so "
+                    f"{default_score} is used"
                 )
             targets, kept = replace(targets, ood_score=default_score), held_out.feature_scores
             chosen = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, kept)
@@ -163,9 +163,9 @@ class Evaluator(Reader):
         return self.ensemble.independence([*means_MBD.to(device)], labels_B.to(device)).cpu().double()
 
     def training_features(self, with_classes: bool) -> tuple[Tensor | None, Reference | None]:
-        """Read training inputs, of every class as many as possible: on the reporter, the bank for KNN and the classes.
+        """Read training inputs, balanced over classes. Return the bank for KNN and the class statistics, on rank 0.
 
-        with_classes: for Mahalanobis distances, which take more inputs. An ensemble that has a bank keeps it.
+        with_classes: for Mahalanobis distances, which need more inputs. An ensemble that has a bank keeps it.
         """
         own_RMD = None if self.ensemble.bank_RMD is None else self.ensemble.bank_RMD.cpu()
         if not len(self.source.train):
@@ -180,9 +180,9 @@ class Evaluator(Reader):
         return bank_RMD if own_RMD is None else own_RMD, classes
 
     def redundancy(self, features: Features, labels_N: Tensor, num_draws: int = DRAWS) -> dict[str, Any] | None:
-        """Estimate redundancy in nats by the run's own w, on features that w was not trained on. Add w's calibration.
+        """Estimate redundancy in nats with the run's own w, on features that w was not trained on; add w's calibration.
 
-        None without w, or if no input has another of its class. Computed on the device of the members read here.
+        None without w, or if no input has a partner of its class. Computed on the device of this rank's members.
         """
         compared = [self.about.members[place] for place in self.about.compared]
         if self.w is None or not compared:
@@ -203,7 +203,7 @@ class Evaluator(Reader):
         return slots
 
     def fresh_redundancy(self) -> dict[str, Any] | None:
-        """Estimate redundancy by new estimators, which are trained and read in the same way for every run."""
+        """Estimate redundancy with new estimators, which are trained and read in the same way for every run."""
         train, test = (some_of(split, MOST_READ) for split in (self.source.train, self.source.test))
         trained = self.features(train, f"training {self.source.kind}, for the estimator")
         read = self.features(test, f"test {self.source.kind}, for the estimator")
@@ -220,12 +220,12 @@ class Evaluator(Reader):
 
 
 def some_of(split: Split, most: int) -> Split:
-    """Take at most so many inputs, equally of every class: rank 0 holds their features, however large the data are."""
+    """Take at most `most` inputs, balanced over classes, so that rank 0 can hold their features."""
     return split if len(split) <= most else part(split, some_of_each(split.labels_N, most))
 
 
 def union_of(outside: Mapping[str, Collected]) -> dict[str, Collected]:
-    """Join the united sets as one more set, if all of them are at hand."""
+    """Return the sets of UNION as one more set, if all of them were read."""
     found = [outside[name] for name in UNITED if name in outside]
     return {UNION: joined(found)} if len(found) == len(UNITED) else {}
 

@@ -1,4 +1,4 @@
-"""The findings of an evaluation, saved so that nothing is lost that an earlier evaluation found."""
+"""The findings of an evaluation; saving them keeps the findings of earlier evaluations."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dicedist.runs.results import Results
 
-KEPT = ("redundancy_fresh",)  # what only some evaluations measure
+KEPT = ("redundancy_fresh",)  # measured by some evaluations only
 
 
 @dataclass
@@ -18,10 +18,11 @@ class Findings:
     gallery: dict[str, Tensor]  # empty for vectors
 
     def save(self, results: Results, dropped: Collection[str] = ()) -> tuple[Results, dict[str, Any]]:
-        """Write the files. Return the folder that they are in, and what evaluation.json now says.
+        """Write the files. Return their folder, and the new content of evaluation.json.
 
-        An earlier evaluation of the same weights keeps the OOD sets and estimates that this one did not measure, but
-        for sets that the user dropped. Results of a later step stay: then these go to a folder of their step.
+        OOD sets and estimates from an earlier evaluation of the same weights are kept if this evaluation did not
+        measure them, except for sets that the user dropped. Results of a later step are not overwritten: these findings
+        then go to a folder of their step.
         """
         with results.writing():
             earlier = results.result() or {}
@@ -36,7 +37,7 @@ class Findings:
         result = self.result
         kept = {name: found for name, found in earlier.get("ood", {}).items() if name not in {*result["ood"], *dropped}}
         self.tensors |= {f"ood.{name}": tensors[f"ood.{name}"] for name in kept if f"ood.{name}" in tensors}
-        # The means of a group say nothing any more where the user dropped one of its sets.
+        # The means of a group are invalid if the user dropped one of its sets.
         groups = {k: v for k, v in earlier.get("ood_groups", {}).items() if not set(v["sets"]) & set(dropped)}
         result["ood"] |= kept
         result["ood_groups"] = groups | result.get("ood_groups", {})
@@ -47,7 +48,7 @@ class Findings:
 
 
 def same_ensemble(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
-    """Return whether both are about the same members of the same checkpoint; old files do not name all of it."""
+    """Return whether both describe the same members of the same checkpoint; old files lack some of these keys."""
     named = ("step", "checkpoint", "weights", "member_ids", "average")
     return all(earlier.get(key, later.get(key)) == later.get(key) for key in named) and "member_ids" in earlier
 

@@ -25,20 +25,20 @@ from dicedist.runs.run import Run
 ABOUT = "about"
 DYNAMIC = {"images": {0: torch.export.Dim("N", min=1)}}
 TOLERANCE = 1e-4
-CHECKED_ON = 8  # images together, and on the first alone
+CHECKED_ON = 8  # images in one batch; the first image is also checked alone
 Outputs = dict[str, Tensor]
 Answers = Callable[[Tensor], Outputs]
 
 
 def images_to_check(run: Run, about: About) -> tuple[Tensor, str]:
-    """Inputs as the ensemble takes them, from the run's test set if available, else random; and a description."""
+    """Return inputs from the run's test set if available, otherwise random inputs; and a description of them."""
     config, kind = run.config().data, VECTORS if about.images == VECTORS else "images"
     try:
         test = sources.load(sources.of_run(config)).test
         images_NHWC = test.take(torch.arange(CHECKED_ON) % len(test))
         described = f"test {kind} of {config.name}"
     except (ValueError, OSError):
-        return random_inputs(about), f"random {kind}, as {config.name} is not at hand"
+        return random_inputs(about), f"random {kind}, because {config.name} is not available"
     return images_NHWC if about.images != "float" else images_NHWC.permute(0, 3, 1, 2) / 255, described
 
 
@@ -52,20 +52,20 @@ def random_inputs(about: About) -> Tensor:
 
 
 def export(ensemble: Ensemble, output: Path, format: str, images: Tensor) -> float:
-    """Return the largest difference between the outputs of the file and the networks, on all images and on one."""
+    """Write the file. Return the largest difference between its outputs and the networks', on all images and on one."""
     write, read = FORMATS[format]
     if output.is_dir():
         raise ValueError(f"{output} is a folder: name a file")
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".partial-", dir=output.parent) as folder, warnings.catch_warnings(action="ignore"):
-        draft = Path(folder) / f"{output.stem}.{format}"  # torch.export.save insists on its suffix
+        draft = Path(folder) / f"{output.stem}.{format}"  # torch.export.save requires this suffix
         write(ensemble, draft, images)
         answers = read(draft)
         difference = largest_difference(ensemble, answers, (images, images[:1]))
         if not difference <= TOLERANCE:
             remedy = "; write format=pt2, or train at the network's own data.size" if format == "onnx" else ""
             raise ValueError(
-                f"{output}: not written, what it answers is {difference:.1g} off what the networks answer{remedy}"
+                f"{output}: not written, its answers differ by {difference:.1g} from those of the networks{remedy}"
             )
         sync(draft)
         draft.replace(output)
@@ -88,7 +88,7 @@ def write_pt2(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     try:
         torch.export.save(program, path, extra_files={ABOUT: ensemble.about.as_json()})
     except RuntimeError as error:
-        if "PytorchStreamWriter" in str(error):  # as on a full disk
+        if "PytorchStreamWriter" in str(error):  # for example on a full disk
             raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
         raise
 
@@ -124,11 +124,11 @@ def read_onnx(path: Path) -> Answers:
 
 def write_safetensors(ensemble: Ensemble, path: Path, images: Tensor) -> None:
     weights = {name: value.contiguous() for name, value in ensemble.state_dict().items()}
-    path.write_bytes(save(weights, {ABOUT: ensemble.about.as_json()}))  # other users cannot read save_file's output
+    path.write_bytes(save(weights, {ABOUT: ensemble.about.as_json()}))  # save_file would hide the file from other users
 
 
 def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
-    """Read a file of format=safetensors. trusted: may run the code of a user's own network."""
+    """Read a file of format=safetensors. trusted: allows the code of a user's own network to run."""
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {})[ABOUT]
@@ -145,16 +145,16 @@ def read_ensemble(path: Path, trusted: bool = False) -> Ensemble:
 
 
 class Program(Ensemble):
-    """The ensemble of a pt2 file: a graph that answers, without members that could be taken apart."""
+    """The ensemble of a pt2 file: a graph that predicts; its members cannot be separated."""
 
     def __init__(self, path: Path) -> None:
         nn.Module.__init__(self)
         extra = {ABOUT: ""}
-        if not is_zipfile(path):  # torch would also log why it cannot read it
+        if not is_zipfile(path):  # torch would also log the reason
             raise ValueError(not_ours(path))
         try:
             self.exported = torch.export.load(path, extra_files=extra)
-        except Exception as error:  # a damaged file makes torch raise anything
+        except Exception as error:  # torch may raise anything for a damaged file
             raise ValueError(not_ours(path)) from error
         self.path, self.about = path, About.parse(extra[ABOUT], path)
         self.graph = self.exported.module()
@@ -165,7 +165,7 @@ class Program(Ensemble):
         return self._device
 
     def to(self, device: Any) -> Self:  # type: ignore[override]
-        """Move to a device only. The graph keeps its precision; a plain `to` would leave the devices named inside."""
+        """Move to a device, but keep the precision of the graph. A plain `to` would not change devices in the graph."""
         self._device = torch.device(device)
         self.exported = move_to_device_pass(self.exported, self._device)
         self.graph = self.exported.module()
@@ -178,15 +178,15 @@ class Program(Ensemble):
         return outputs
 
     def features(self, images: Any, batch_size: int = 0) -> list[Tensor]:
-        raise ValueError(f"{self.path} answers predictions only: load the run, or export it as safetensors")
+        raise ValueError(f"{self.path} only predicts: load the run, or export it as safetensors")
 
     def __getitem__(self, index: Any) -> Ensemble:
-        raise ValueError(f"{self.path} holds all members in one: load the run, or export it as safetensors")
+        raise ValueError(f"{self.path} holds all members in one graph: load the run, or export it as safetensors")
 
 
 def read(path: Path, trusted: bool) -> Ensemble:
     if path.suffix == ".onnx":
-        raise ValueError(f"{path} is run by onnxruntime: load the run, or export it as safetensors or pt2")
+        raise ValueError(f"{path} needs onnxruntime: load the run, or export it as safetensors or pt2")
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
     return Program(path) if path.suffix == ".pt2" else read_ensemble(path, trusted)
@@ -195,5 +195,5 @@ def read(path: Path, trusted: bool) -> Ensemble:
 FORMATS: dict[str, tuple[Callable[[Ensemble, Path, Tensor], None], Callable[[Path], Answers]]] = {
     "pt2": (write_pt2, Program),
     "onnx": (write_onnx, read_onnx),
-    "safetensors": (write_safetensors, partial(read_ensemble, trusted=True)),  # the code of its networks has run before
+    "safetensors": (write_safetensors, partial(read_ensemble, trusted=True)),  # its code has already run
 }

@@ -40,7 +40,7 @@ def save_pretrained(
 
 
 def metadata(ensemble: Ensemble, name: str, run: Evaluated | None, license: str | None) -> Any:
-    """The card's head, by which a hub sorts and shows models."""
+    """Return the metadata of the card, which hubs use to sort and show models."""
     from huggingface_hub import EvalResult, ModelCardData
 
     task = "tabular-classification" if ensemble.about.images == VECTORS else "image-classification"
@@ -69,7 +69,7 @@ def push(
 
     api = HfApi(token=token, library_name="dicedist", library_version=__version__)
     with TemporaryDirectory(prefix="dicedist-hub-") as folder:
-        save_pretrained(ensemble, Path(folder), name, run, model, license)  # before a repository is made
+        save_pretrained(ensemble, Path(folder), name, run, model, license)  # before the repository is created
         try:
             api.create_repo(name, private=private, exist_ok=True)
             members = len(ensemble)
@@ -97,7 +97,7 @@ def pull(
         try:
             path = Path(hf_hub_download(str(source), WEIGHTS, revision=revision, token=token))
         except (HfHubHTTPError, OSError, ValueError) as error:
-            raise ValueError(f"{source} is no folder, and not on the hub: {one_line(error)}") from error
+            raise ValueError(f"{source} is neither a folder nor on the hub: {one_line(error)}") from error
     return Ensemble.load(path, trusted=trusted, model=model)
 
 

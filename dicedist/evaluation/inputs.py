@@ -1,4 +1,4 @@
-"""Inputs of a user (images, arrays, tensors, files), in the form that the ensemble takes.
+"""Convert a user's inputs (images, arrays, tensors, files) to the form that the ensemble takes.
 
 Legend: N inputs, H rows, W columns, C channels, V values of a vector.
 """
@@ -31,11 +31,11 @@ KINDS = "PIL images, arrays, tensors or paths, one or a list of them"
 
 
 class Inputs:
-    """Iterates over tensors as the ensemble takes them, at most batch_size inputs each, in the order given.
+    """Iterates over batches of at most batch_size inputs, in the given order.
 
-    A file of a folder that cannot be read is left out with a warning. A file that was named by itself is refused, so
-    that answers stand in the order of the caller's list. After the last batch, `paths` names the files that were read,
-    if all were files, and `left_out` has the reasons of the others.
+    An unreadable file in a folder is left out with a warning. An unreadable file that the caller named raises a
+    ValueError, so that answers have the order of the caller's list. After the last batch, `paths` lists the files that
+    were read, if all inputs were files, and `left_out` has the reasons for the others.
     """
 
     def __init__(self, images: Any, about: About, batch_size: int):
@@ -85,7 +85,7 @@ def is_path(item: Any) -> bool:
 
 
 def read_vectors(given: Any, about: About) -> Tensor:
-    """Return float32 [N, V] of an array, a tensor, or a file of vectors, whose labels count for nothing."""
+    """Return float32 [N, V] from an array, a tensor, or a file of vectors, whose labels are ignored."""
     if is_path(given):
         given = read_table(Path(given), columns=about.columns).vectors_NV
     if not isinstance(given, (np.ndarray, Tensor)):
@@ -96,7 +96,7 @@ def read_vectors(given: Any, about: About) -> Tensor:
 
 
 def refuse_unfit(images: Tensor, about: About) -> None:
-    """Refuse images of another type, size or range, which would be answered wrongly."""
+    """Raise a ValueError for images of another type, size or range, for which answers would be wrong."""
     if not isinstance(images, Tensor):
         raise ValueError(f"images are a {type(images).__name__}: give a torch tensor (torch.from_numpy of an array)")
     if about.images == VECTORS:
@@ -109,10 +109,10 @@ def refuse_unfit(images: Tensor, about: About) -> None:
     if not fits or images.ndim != 4 or tuple(images.shape[1:]) != shape:
         raise ValueError(
             f"images are {images.dtype} {list(images.shape)}, and this ensemble takes {layout} with "
-            f"{size} x {size} pixels: bring them to that first, as training did ({about.preparation})"
+            f"{size} x {size} pixels: convert them as training did ({about.preparation})"
         )
     if images.numel():
-        refuse_range(images, "images in 0..1, which are normalized in here")
+        refuse_range(images, "images in 0..1, which the ensemble normalizes")
 
 
 def refuse_range(images: Tensor, instead: str) -> None:
@@ -124,7 +124,7 @@ def refuse_range(images: Tensor, instead: str) -> None:
 
 
 def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
-    """Refuse vectors of another width or type, and NaN, which would be answered by NaN."""
+    """Raise a ValueError for vectors of another width or type, and for values that are not finite."""
     width = len(about.mean)
     if not isinstance(vectors, Tensor) or not vectors.is_floating_point() or vectors.shape[1:] != (width,):
         found = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
@@ -134,7 +134,7 @@ def refuse_unfit_vectors(vectors: Tensor, about: About) -> None:
 
 
 def as_list(images: Any) -> list[Any]:
-    """Return a list of images: one image is a list of one, a folder the list of its images."""
+    """Return a list of images: of one image, of the images in a folder, or as given."""
     if is_path(images) and Path(images).is_dir():
         found = list(find_images(Path(images)))
         if not found:
@@ -193,12 +193,12 @@ def to_NHWC(array: NDArray[Any] | Tensor, about: About) -> Tensor:
         )
     if values.dtype != torch.uint8 and not values.is_floating_point():
         raise ValueError(f"images are {values.dtype}: give uint8 in 0..255 or floats in 0..1")
-    # Where both fit (3 x 3 pixels of RGB), bytes are taken as images and floats as tensors usually are.
+    # If both fit (3 x 3 pixels), assume the usual layout: channels last for bytes, channels first for floats.
     return values if last and not (first and values.is_floating_point()) else values.permute(0, 2, 3, 1)
 
 
 def prepare(images_NHWC: Tensor, about: About) -> Tensor:
-    """Check the range of images, and bring them to the ensemble's size and type."""
+    """Check the range of images, and convert them to the ensemble's size and type."""
     refuse_range(images_NHWC, "floats in 0..1, or uint8 in 0..255")
     is_float = images_NHWC.is_floating_point()
     at_size = images_NHWC.shape[1:3] == (about.size, about.size)
@@ -218,7 +218,7 @@ def to_layout(images_NHWC: Tensor, about: About) -> Tensor:
 
 
 def prefetch(items: Sequence[Given], batch_size: int, make: Callable[[Given], Made]) -> Iterator[list[Made]]:
-    """Make one list per batch, in the order of the items. Only the next batch is made ahead, so memory stays small."""
+    """Yield one list per batch, in the order of the items. Only one batch is prepared ahead, to save memory."""
     chunks = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
     with ThreadPoolExecutor(THREADS) as threads:
         waiting = (threads.map(make, chunk) for chunk in chunks)

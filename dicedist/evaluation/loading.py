@@ -1,4 +1,4 @@
-"""The ensemble of a run's last checkpoint; the images that it was trained on are not needed."""
+"""Load the ensemble of a run's checkpoint; the training images are not needed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -41,9 +41,9 @@ def load_ensemble(
     asked: Mapping[str, Any] | None = None,
     which: str | None = None,
 ) -> Ensemble:
-    """members: None for all, numbers, or "student". average: None for the run's own. tell: receives warnings.
+    """Load the ensemble of a run. members: None for all, numbers, or "student". average: None for the run's own.
 
-    asked: targets of the calibration other than the run's. which: the checkpoint, as in `Run.checkpoint`.
+    tell: receives warnings. asked: calibration targets that differ from the run's. which: see `Run.checkpoint`.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     config, plan = run.config(), run.plan()
@@ -60,8 +60,8 @@ def load_ensemble(
     _, ensemble = read_checkpoint(run, run.checkpoint(tell, which), read, which)
     if ensemble.about.fusion is not None:
         tell(
-            f"{run} has a fused classifier: fused_label and fused_probabilities are its answers; label, confidence and "
-            "all that is calibrated are of the members' mean"
+            f"{run} has a fused classifier, which gives fused_label and fused_probabilities; label, confidence and all "
+            "calibrated fields come from the members' mean"
         )
     return ensemble
 
@@ -69,12 +69,12 @@ def load_ensemble(
 def read_checkpoint(
     run: Run, found: Checkpoint, read: Callable[[Checkpoint], T], which: str | None, control: Control = ALONE
 ) -> tuple[Checkpoint, T]:
-    """All ranks call: read the same checkpoint, the one that rank 0 has found.
+    """Read the checkpoint that rank 0 has found. All ranks call this.
 
-    A training that goes on may remove it in the meantime; then the next one is read.
+    A training that is still running may remove the checkpoint; then the next one is read.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        path, value = checkpoint.path_of(run.checkpoints, control.tell({"step": found.step})["step"]), None
+        path, value = checkpoint.path_of(run.checkpoints, control.broadcast({"step": found.step})["step"]), None
         try:
             found = found if found.path == path else checkpoint.read(path)
             value = read(found)
@@ -89,13 +89,13 @@ def read_checkpoint(
 
 
 def load_shard(about: About, config: Config, found: Checkpoint, held: Sequence[int], trusted: bool) -> Ensemble:
-    """The members at some places, to be evaluated on this rank."""
+    """Load the members at some places, to evaluate them on this rank."""
     weights = member_weights(about, config, found, held, ("encoder", "classifier", "bottleneck.scale"))
     return restored(about, trusted, weights, found.path, held)
 
 
 def behind_frozen_trunk(shard: Ensemble, config: Config, plan: Plan, source: Source) -> Source:
-    """Let the members of a shard read what a frozen trunk has made of the images, once for all evaluations."""
+    """Replace the images by the outputs of a frozen trunk, computed once for all evaluations."""
     if not (config.network.freezes_trunk and shard.held):
         return source
     trunk, shard.trunk = shard.trunk, nn.Identity()
@@ -125,7 +125,7 @@ def describe(
     average: str | None = None,
     images: str = "uint8",
 ) -> About:
-    """Some members of a run, all by default, before any calibration. inputs: class_names, mean and std."""
+    """Describe some members of a run, by default all, before calibration. inputs: class_names, mean and std."""
     size = plan.num_predictors
     chosen = members_or_student(members, method, size)
     average = average or config.evaluate.average
@@ -157,7 +157,7 @@ def describe(
 
 def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> dict[str, Any] | None:
     """Describe the fused classifier, so that it can be built; None if the method has none."""
-    for name, term in zip(config.method.terms, method.terms, strict=False):  # the user's own terms follow them
+    for name, term in zip(config.method.terms, method.terms, strict=False):  # the user's own terms come last
         if term.fused_head() is not None:
             every = sizes(config, method, plan, num_classes)
             return {"term": name, "sizes": [asdict(size) for size in every]}
@@ -165,13 +165,13 @@ def fusion_of(config: Config, method: Method, plan: Plan, num_classes: int) -> d
 
 
 def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
-    """class_names, mean and std, from the checkpoint; an old checkpoint without them needs its images again."""
+    """Return class_names, mean and std from the checkpoint; an old checkpoint without them needs its images."""
     if "source" in found.about:
         return dict(found.about["source"])
     source = sources.load(sources.of_run(config.data), labels_only=True)
     if source.data_digest != found.about["data"]:
         raise ValueError(
-            f"{found.path} does not say how its images were normalized, and {source.name} has changed since"
+            f"{found.path} does not say how its images were normalized, and {source.name} has changed: train again"
         )
     return described(source)
 
@@ -179,17 +179,16 @@ def inputs_and_classes(config: Config, found: Checkpoint) -> dict[str, Any]:
 def calibrated(
     run: Run, config: Config, found: Checkpoint, about: About, asked: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[About, dict[str, Tensor]]:
-    """Add the calibration of this checkpoint; that of another one says nothing about its weights.
+    """Add the calibration of this checkpoint, not of another one. Return also the bank that the OOD score may need.
 
-    Nothing comes from the test set unless the run says so. Return also the bank that the OOD score may need, by its
-    name in an ensemble.
+    The test set is not used unless the run chose calibration.source=test.
     """
     measured = run.results_of(found)
     chosen = calibration.of_results(*measured, about.members, about.average, asked) if measured else None
     if chosen is None:
         tell(
             f"{why_not_calibrated(run, found, measured is not None)}: confidences are not calibrated (T = 1), nothing "
-            f"abstains; `dicedist evaluate run={run}` may bring it"
+            f"abstains; `dicedist evaluate run={run}` may calibrate them"
         )
     elif chosen.source == "test":
         tell(f"{run} was calibrated on its test images (calibration.source=test)")
@@ -224,7 +223,7 @@ def why_not_calibrated(run: Run, found: Checkpoint, measured: bool) -> str:
 def member_weights(
     about: About, config: Config, found: Checkpoint, held: Sequence[int], pieces: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The weights of the members at some places, by their names in an ensemble. pieces: of a member, that are read."""
+    """Return the weights of the members at some places, by their names in an ensemble. pieces: the parts to read."""
     tensors, beginnings = {}, tuple(f"{piece}." for piece in pieces)
     for nth, place in enumerate(held):
         for name, value in part_weights(config, found, config.predictor_part(about.members[place])).items():
@@ -237,7 +236,7 @@ def member_weights(
 
 
 def head_weights(about: About, config: Config, method: Method, found: Checkpoint) -> dict[str, Tensor]:
-    """The weights of w, which is averaged, and of the fused classifier, by their names in an ensemble."""
+    """Return the averaged weights of w, and those of the fused classifier, by their names in an ensemble."""
     tensors: dict[str, Tensor] = {}
     if about.compared:
         of_w = weights_of_w(checkpoint.tensors_of(found, "discriminator"))
@@ -251,7 +250,7 @@ def head_weights(about: About, config: Config, method: Method, found: Checkpoint
 
 
 def part_weights(config: Config, found: Checkpoint, part: str) -> dict[str, Tensor]:
-    """The weights that are evaluated and exported: those of the last step, or their moving average."""
+    """Return the weights to evaluate and export: the moving average if there is one, otherwise the last step."""
     tensors = checkpoint.tensors_of(found, part)
     averaged = checkpoint.of_kind(AVERAGED_WEIGHTS, tensors) if config.uses_average else {}
     return averaged or checkpoint.of_kind(WEIGHTS, tensors)  # a frozen part has no average
@@ -266,7 +265,7 @@ def chosen_members(wanted: list[int] | None, size: int) -> list[int]:
 
 
 def members_or_student(wanted: Any, method: Method, size: int) -> list[int]:
-    """wanted: None for all members, a list of numbers, or "student"."""
+    """Return the members. wanted: None for all, a list of numbers, or "student"."""
     if wanted == "student":
         student = method.student(size)
         if student is None:

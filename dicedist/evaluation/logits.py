@@ -1,4 +1,4 @@
-"""Evaluates the logits of any ensemble, from a file.
+"""Evaluate the logits of any ensemble, from a file.
 
 Legend: M members, N inputs, V validation inputs, K classes.
 """
@@ -53,14 +53,14 @@ def evaluate_logits(path: Path, request: EvaluateRequest) -> tuple[Results, dict
 
 
 def calibrated(path: Path, given: Given, members: list[int], average: str, request: EvaluateRequest) -> dict[str, Any]:
-    """Choose on validation logits, if the file holds any, or on the test set, if the user says so."""
+    """Calibrate on validation logits, if the file holds any, or on the test set if the user asks for it."""
     asked = {key: value for key, value in asdict(request.calibration).items() if value is not None}
     targets = calibration.aimed(compose_config([]).calibration, asked)
     names = TEST if targets.source == "test" else VALIDATION
     if names not in given and asked:
         raise ValueError(
-            f"{path} holds no validation logits, which calibration.{[*asked][0]} needs: write val_logits [M, V, K] and "
-            "val_labels [V] into it, or add calibration.source=test"
+            f"{path} holds no validation logits, which calibration.{[*asked][0]} needs: add val_logits [M, V, K] and "
+            "val_labels [V] to the file, or write calibration.source=test"
         )
     if names not in given:
         return {}
@@ -77,7 +77,7 @@ def calibrated(path: Path, given: Given, members: list[int], average: str, reque
 def warn_of_probabilities(logits_MNK: Tensor) -> None:
     sums = logits_MNK.float().sum(-1)
     if logits_MNK.numel() and logits_MNK.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        warn("the logits are probabilities: every row is from 0 to 1 and adds up to 1; give their logarithms")
+        warn("the logits look like probabilities: every row is in 0..1 and adds up to 1; give their logarithms")
 
 
 def read_logits(path: Path) -> Given:
@@ -94,5 +94,5 @@ def read_logits(path: Path) -> Given:
             if logits in tensors:
                 given[VALIDATION] = tensors[logits], tensors[labels]
         return given
-    except Exception as error:  # numpy lets a damaged head raise anything, from SyntaxError to MemoryError
+    except Exception as error:  # numpy may raise anything for a damaged head, from SyntaxError to MemoryError
         raise ValueError(f"{path}: not an .npz or .safetensors with logits [M, N, K] and labels [N]") from error

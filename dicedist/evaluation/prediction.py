@@ -1,4 +1,4 @@
-"""An ensemble's predictions for files of images or vectors: reads ahead, predicts in batches, formats lines."""
+"""Predict files of images or vectors: read ahead, predict in batches, format lines."""
 
 import contextlib
 import glob
@@ -30,7 +30,7 @@ Batches = Callable[[Sequence[int]], Iterator[list[Row]]]  # predicts the inputs 
 
 
 def files_named(arguments: Sequence[str]) -> list[str]:
-    """The files that the arguments stand for, in their order."""
+    """Return the files that the arguments name, in their order."""
     if not arguments:
         raise ValueError("name images: files, folders, patterns, or - for a list on standard input")
     return [path for argument in arguments for path in files_of(argument)]
@@ -67,9 +67,9 @@ def reading(
 
 
 def in_turn(batches: Batches, total: int, batch_size: int, control: Control) -> Generator[list[Row]]:
-    """All ranks call. Each rank predicts every n-th batch; the reporter yields all batches in their order.
+    """Spread the batches over ranks; rank 0 yields all batches in their order. All ranks call this.
 
-    If the reporter closes the generator, all ranks end after the same round.
+    Each of n ranks predicts every n-th batch. If rank 0 closes the generator, all ranks end after the same round.
     """
     starts = range(0, total, batch_size)
     numbers = [
@@ -90,7 +90,7 @@ def in_turn(batches: Batches, total: int, batch_size: int, control: Control) -> 
 
 
 def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterator[list[Row]]:
-    """One list per batch, in the order of the paths. Only the next batch is decoded ahead, so memory stays small."""
+    """Yield one list per batch, in the order of the paths. Only one batch is decoded ahead, to save memory."""
     remaining = iter(paths)
     decode = partial(decode_file, size=ensemble.about.size, channels=len(ensemble.about.mean))
     for decoded in prefetch([Path(path) for path in paths], batch_size, decode):
@@ -105,7 +105,7 @@ def predict(ensemble: Ensemble, paths: Sequence[str], batch_size: int) -> Iterat
 def vectors_in(
     paths: Sequence[str], label_column: str, columns: Sequence[str] | None
 ) -> tuple[list[str], NDArray[np.float32]]:
-    """The name FILE:ROW of every vector, and the vectors [N, V]; labels that a file holds count for nothing.
+    """Return the name FILE:ROW of every vector, and the vectors [N, V]; labels in a file are ignored.
 
     columns: the names of the values, in the order of the training data.
     """
@@ -128,7 +128,7 @@ def predict_vectors(
 def write(
     rows: Generator[list[Row]], total: int, layout: Callable[[Row], str], stream: TextIO, noun: str = "images"
 ) -> int:
-    """Return how many inputs could be read."""
+    """Write a line for each input. Return the number of inputs that could be read."""
     progress, done, predicted = Progress(total, noun, stream=sys.stderr), 0, 0
     with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe, as `| head` does
         for batch in rows:
@@ -145,16 +145,16 @@ def write(
 
 
 def json_line(row: Row) -> str:
-    """Keep letters of all languages readable; escape what is no text or commands a terminal, as JSON can."""
+    """Return JSON that keeps letters of all languages, and escapes control characters and broken text."""
     text = json.dumps(row, ensure_ascii=False)
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 class Table:
-    """Formats a table row by row; paths and class names, known in advance, set the column widths."""
+    """Formats a table row by row; paths and class names set the column widths in advance."""
 
     def __init__(self, paths: Sequence[str], class_names: Sequence[str], decides: bool = False):
-        """decides: the ensemble is calibrated, so that it abstains and gives sets of labels."""
+        """decides: the ensemble is calibrated, so it abstains and gives label sets."""
         self.last = "  abstains (why): set of labels" if decides else ""
         self.path_width = max(len(printable(path)) for path in paths)
         self.label_width = max(len(name) for name in (*class_names, "label"))
@@ -173,7 +173,7 @@ class Table:
 
 
 def advice(row: Row) -> str:
-    """Why the ensemble abstains, and the labels that may be the true one, if they are few."""
+    """Return the reason for abstaining, and the label set if it is small."""
     labels, why = row.get("set"), row.get("abstains")
     listed = "" if labels is None else ", ".join(labels) if len(labels) <= FEW else f"{len(labels)} labels"
     return printable(": ".join(filter(None, (f"abstains ({why})" if why else "", listed))))

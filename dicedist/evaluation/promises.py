@@ -1,6 +1,6 @@
-"""The decisions of `predict` in words: what each promises for new inputs, how far that varies, what the test set says.
+"""The decisions of `predict` in words: the promise for new inputs, its spread, and the result on the test set.
 
-The number after a ± is half the width of an interval that holds 95 of 100 calibrations on as many inputs.
+The number after ± is half the width of an interval that holds 95 of 100 calibrations on as many inputs.
 """
 
 import math
@@ -28,7 +28,7 @@ class Promise:
 
 
 def promises(found: Mapping[str, Any]) -> list[Promise]:
-    """found: `calibration` of evaluation.json."""
+    """List the promises. found: `calibration` of evaluation.json."""
     test, n = found["test"], found["num_inputs"]
     measures, spread = test["measures"], found.get("temperature_spread")
     temperature = f"{found['temperature']:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")
@@ -58,18 +58,18 @@ def chosen_on(found: Mapping[str, Any]) -> str:
 
 
 def few_behind(found: Mapping[str, Any]) -> str | None:
-    """Return a line where the promises rest on few inputs. found: `calibration` of evaluation.json."""
+    """Return a warning if the promises are based on few inputs. found: `calibration` of evaluation.json."""
     total = found["num_inputs"]
     return rests_on_few(total, found.get("fewest", total), f"{found['source']} inputs", targets_of(found))
 
 
 def abstains(found: Mapping[str, Any]) -> str:
     threshold = found["threshold"]
-    return "abstains always" if threshold == NEVER else f"abstains below {threshold:.4g}"
+    return "always abstains" if threshold == NEVER else f"abstains below {threshold:.4g}"
 
 
 def answers(found: Mapping[str, Any]) -> str:
-    """The promise of the abstention threshold."""
+    """Return the promise of the abstention threshold."""
     n, coverage, guarantee = found["num_inputs"], found["coverage"], found.get("guarantee")
     if coverage is not None:
         return f"{around(coverage, math.ceil(coverage * n), n)} answered"
@@ -87,7 +87,7 @@ def answered(test: Mapping[str, Any]) -> str:
 
 
 def around(target: float, nth: int | None, num_inputs: int | None) -> str:
-    """A share with its spread, where that is known."""
+    """Return a share with its spread, if known."""
     if nth is None or num_inputs is None:
         return f"{100 * target:g} %"
     return f"{100 * target:g} ± {100 * conformal.spread(nth, num_inputs):.2g} %"
@@ -98,9 +98,9 @@ def percent(share: float) -> str:
 
 
 def rests_on_few(num_inputs: int, fewest: int, noun: str, targets: CalibrationConfig) -> str | None:
-    """Return a line that says what so few held-out inputs cannot promise; None where they are enough.
+    """Return a warning of what so few held-out inputs cannot promise; None if they are enough.
 
-    fewest: of the class with the fewest. noun: images or vectors.
+    fewest: the inputs of the smallest class. noun: images or vectors.
     """
     behind_sets = fewest if targets.per_class else num_inputs
     for_sets, for_answers = math.ceil(1 / targets.alpha - 1 - 1e-9), 0.0
@@ -114,7 +114,7 @@ def rests_on_few(num_inputs: int, fewest: int, noun: str, targets: CalibrationCo
         lacking.append(f"no label sets (calibration.alpha={targets.alpha:g} needs {for_sets}{of_class})")
     if num_inputs < for_answers:
         needed = f"calibration.risk={targets.risk:g} needs {for_answers:g} right answers"
-        lacking.append(f"no answers, the ensemble abstains always ({needed})")
+        lacking.append(f"no answers, the ensemble always abstains ({needed})")
     if behind_sets >= for_sets:
         covered = around(1 - targets.alpha, conformal.place(behind_sets, targets.alpha), behind_sets)
         lacking.append(f"label sets that are right in {covered}")
@@ -122,7 +122,7 @@ def rests_on_few(num_inputs: int, fewest: int, noun: str, targets: CalibrationCo
 
 
 def no_better_than_guessing(result: Mapping[str, Any]) -> str | None:
-    """Return a line that says so, and what to try; None where the accuracy is beyond the chance of a guess.
+    """Return a warning and what to try; None if the ensemble is better than guessing.
 
     The guess is always the most frequent class of the test set. result: evaluation.json.
     """

@@ -1,6 +1,6 @@
-"""Logits and features of all members for a split of the data, on whichever ranks they are; logits come from means.
+"""Logits and features of all members for a split of the data, over all ranks; logits come from means.
 
-Every rank reads its own members batch by batch. The reporter gathers what it needs of them.
+Every rank reads its own members batch by batch. Rank 0 gathers the columns that it needs.
 
 Legend: M members, B inputs of a batch, N inputs, X rows that are kept, D features, K classes.
 """
@@ -23,35 +23,35 @@ from dicedist.data.sources import Source, Split
 from dicedist.evaluation.ensemble import Ensemble
 
 BATCH = 500
-LOGITS, MEANS, FIELDS = "logits", "means", "fields"  # [B, K], [B, D], and what the fused classifier reads
-KEPT = ("kept_means", "kept_scales")  # [X, D] of the rows that are asked for
-Scores = dict[str, Tensor]  # by name, one value per input, higher for images of the training's kind
+LOGITS, MEANS, FIELDS = "logits", "means", "fields"  # [B, K], [B, D], and the fused classifier's input
+KEPT = ("kept_means", "kept_scales")  # [X, D] of the requested rows
+Scores = dict[str, Tensor]  # by name, one value per input, higher for images like the training images
 ScoreFeatures = Callable[[Tensor, Tensor], Scores]  # of the logits [M, B, K] and feature means [M, B, D] of a batch
-Readings = Mapping[int, Mapping[str, Tensor]]  # by the places of members in the ensemble: columns, on the CPU
+Readings = Mapping[int, Mapping[str, Tensor]]  # by place of the member in the ensemble: columns, on the CPU
 
 
 @dataclass(frozen=True)
 class Collected:
-    """All members' readings of a split, on the reporter. Of their features only some rows stay."""
+    """All members' readings of a split, on rank 0, with the features of some rows."""
 
     logits_MNK: Tensor
     feature_scores: Scores  # of every input
-    features: Features  # of the rows that were asked for
+    features: Features  # of the requested rows
     fused_NK: Tensor | None = None  # the logits of a fused classifier
     labels_N: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # of a split
 
 
 @dataclass
 class Reader:
-    """All ranks create one and call its methods together. The reporter gets the results, the others None.
+    """Reads all members. All ranks create a reader and call its methods together; only rank 0 gets the results.
 
-    An ensemble whose members are all in this process needs no more than the data.
+    An ensemble whose members are all in this process needs only the data.
     """
 
-    ensemble: Ensemble  # the members that this rank reads, on the reporter with the heads of the whole ensemble
+    ensemble: Ensemble  # the members that this rank reads, on rank 0 with the heads of the whole ensemble
     source: Source
     control: Control = ALONE
-    hosts: Sequence[int] | None = None  # the rank that reads each member; None: this one reads all
+    hosts: Sequence[int] | None = None  # the rank that reads each member; None: this rank reads all
     stage: Stage = silent  # shows the progress of reading a split
 
     def __post_init__(self) -> None:
@@ -60,9 +60,9 @@ class Reader:
 
     @torch.inference_mode()
     def read(self, split: Split, noun: str, columns: Sequence[str], keep_X: Tensor | None = None) -> Iterator[Readings]:
-        """Run every member of this rank on one batch after another, in evaluation mode, nothing compiled.
+        """Run every member of this rank on one batch after another, in evaluation mode and uncompiled.
 
-        A rank without members gets as many empty batches. keep_X: the rows, ascending, that KEPT columns are of.
+        A rank without members yields as many empty batches. keep_X: the rows of the KEPT columns, ascending.
         """
         assert keep_X is None or bool((keep_X.diff() > 0).all()), "batches are read in order"
         ensemble, progress, done = self.ensemble, self.stage(len(split), noun), 0
@@ -91,7 +91,7 @@ class Reader:
     ) -> Collected | None:
         """Read a split and gather it batch by batch, so that its features are never in memory together.
 
-        score_features: called with each batch. keep_X: the rows, ascending, whose features stay.
+        score_features: called with each batch. keep_X: the rows whose features are kept, ascending.
         """
         wanted = [*columns, *((MEANS,) if score_features else ()), *(KEPT if keep_X is not None else ())]
         found = self.gather(self.read(split, noun, wanted, keep_X), wanted, score_features)
@@ -100,7 +100,7 @@ class Reader:
     def gather(
         self, batches: Iterable[Readings], columns: Sequence[str], score_features: ScoreFeatures | None = None
     ) -> Collected | None:
-        """All ranks call with what they have read of the same inputs."""
+        """Gather the readings of all ranks for the same inputs. All ranks call this."""
         gathered = (self.gather_batch(own, columns, score_features) for own in batches)
         found = [batch for batch in gathered if batch is not None]
         return joined(found) if found else None
@@ -126,7 +126,7 @@ class Reader:
         return Collected(logits_MBK, scores, Features(means_MXD, scales_MXD), fused_BK)
 
     def features(self, split: Split, noun: str) -> Features | None:
-        """The features of all inputs of a split, which must be small: rank 0 holds them."""
+        """Return the features of all inputs of a split on rank 0, which must have room for them."""
         found = self.collect(split, noun, (), keep_X=torch.arange(len(split)))
         return None if found is None else found.features
 
@@ -146,7 +146,7 @@ def read_batch(ensemble: Ensemble, inputs: Tensor, columns: Sequence[str], kept_
 
 @contextlib.contextmanager
 def in_evaluation_mode(ensemble: Ensemble) -> Iterator[None]:
-    """Members that still learn go back to the modes that they had, frozen batch norms included."""
+    """Switch to evaluation mode; afterwards every module, frozen batch norms included, gets its old mode back."""
     modes = {module: module.training for module in ensemble.modules()}
     ensemble.eval()
     try:
@@ -157,13 +157,13 @@ def in_evaluation_mode(ensemble: Ensemble) -> Iterator[None]:
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
-    """[M, B, D], the narrower rows filled up with zeros."""
+    """Return [M, B, D], narrower rows padded with zeros."""
     widest = max(row.shape[1] for row in rows)
     return torch.stack([pad(row, (0, widest - row.shape[1])) for row in rows])
 
 
 def joined(batches: Sequence[Collected]) -> Collected:
-    """Batches of a split, or splits, as one."""
+    """Join batches of a split, or several splits."""
     fused = [batch.fused_NK for batch in batches if batch.fused_NK is not None]
     features = [batch.features for batch in batches]
     return Collected(

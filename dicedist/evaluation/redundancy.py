@@ -31,7 +31,7 @@ from dicedist.runs.checkpoint import Checkpoint
 BATCH, LEARNED_AT_ONCE = 500, 256
 BINS = 10
 READ_BY_W = 1000  # held-out inputs, at every validation
-DRAWS = 5  # of partners and noise, for one estimate
+DRAWS = 5  # draws of partners and noise for one estimate
 # z is drawn with the predicted scale, as at the end of training.
 PREDICTED = ScheduleValues(learning_rate=0.0, log_beta=0.0, ramp_up=1.0, covariance=1.0)
 # The estimator of `fresh_estimates`, the same for every run: one sample, noise of variance 1 on standardized features.
@@ -46,7 +46,7 @@ Labeled = tuple[Features, Tensor]  # inputs' features, and their labels [N]
 class Estimate:
     nats_P: list[float]  # per pair of members, the mean over draws of partners and noise
     deviation_P: list[float]  # of a single draw
-    accuracy: float  # of the discriminator w at telling joint from product pairs
+    accuracy: float  # of the discriminator w on joint and product pairs
     calibration: list[dict[str, float]]  # per bin of w: count, mean w, share of joint pairs
 
 
@@ -56,8 +56,8 @@ def estimate(
 ) -> Estimate | None:
     """Return E_joint[log f] - log E_product[f], unclipped; the ratio of product to joint pairs cancels out.
 
-    Every partner is one of these inputs: w's memory of its training features has no part in it. None if there are so
-    few inputs that none has a partner of its class.
+    Partners come from these inputs only, not from w's memory of training features. None if no input has a partner of
+    its class.
     """
     kept, found = w.memory, []
     try:
@@ -82,7 +82,7 @@ def draw_logits(
 ) -> tuple[Tensor, Tensor]:
     """Return log f of the joint and product pairs [P, X] of one draw, on the CPU.
 
-    Later batches find partners in earlier ones. The draws are the CPU's on every device, and so the estimate is too.
+    Later batches find partners in earlier batches. Every device uses the CPU's draws, so estimates agree.
     """
     draws = generator("cpu", w.seed, "estimate", nth)
     order_N = torch.randperm(len(labels_N), generator=draws).to(labels_N.device)
@@ -105,10 +105,10 @@ def two_terms(joint_PX: Tensor, product_PX: Tensor) -> Tensor:
 
 
 def fresh_estimates(train: Labeled, held_out: Labeled, num_classes: int, stage: Stage = silent) -> dict[str, Estimate]:
-    """Return I(Zi; Zj | Y) and I(Zi; Zj) in nats, read in the same way for the features of any method.
+    """Return I(Zi; Zj | Y) and I(Zi; Zj) in nats, estimated in the same way for the features of any method.
 
-    Features are standardized by the training set and get noise of variance 1, whatever noise their method has. A new
-    discriminator of each kind learns on the training features and is read on the held-out ones.
+    Features are standardized by the training set and get noise of variance 1, independent of the method's own noise. A
+    new discriminator of each kind learns on the training features and is evaluated on the held-out features.
     """
     (learned, learned_labels_N), (read, labels_N) = train, held_out
     mean_M1D, std_M1D = learned.means_MBD.mean(1, keepdim=True), learned.means_MBD.std(1, keepdim=True).clamp_min(1e-6)
@@ -183,7 +183,7 @@ def sent_w(
     hosted: Hosted,
     num_classes: int,
 ) -> Discriminator | None:
-    """All ranks call: the reporter receives a copy of w, averaged over its last steps; None if the method has none."""
+    """Return a copy of w on rank 0, averaged over its last steps; None if the method has no w. All ranks call this."""
     if method.estimator is None or placement.discriminator is None:
         return None
     average = hosted.discriminator and hosted.discriminator.average
@@ -203,6 +203,6 @@ def build_w(config: Config, method: Method, plan: Plan, num_classes: int) -> Dis
 
 
 def weights_of_w(tensors: checkpoint.Tensors) -> checkpoint.Tensors:
-    """Return the weights of w's network that are read: the average, which older runs do not have."""
+    """Return the weights of w's network: the average, or in older runs, which lack it, the last weights."""
     averaged = checkpoint.of_kind(checkpoint.AVERAGED_WEIGHTS, tensors)
     return averaged or checkpoint.of_kind(f"{checkpoint.WEIGHTS}network.", tensors)

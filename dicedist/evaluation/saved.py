@@ -1,4 +1,4 @@
-"""Evaluate a run that is on disk; its members are spread over the ranks."""
+"""Evaluate a run on disk; its members are spread over the ranks."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -40,7 +40,7 @@ from dicedist.runs.run import Run
 
 @computing()
 def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str, Any] | None]:
-    """All ranks call: evaluate a run. Return the folder of the results, and on the reporter the results themselves."""
+    """Evaluate a run. Return the folder of the results, and on rank 0 the results. All ranks call this."""
     found = run.checkpoint(warn if this_rank() == REPORTER else lambda text: None, request.checkpoint)
     config, plan = run.config(), run.plan()
     data = sources.of_run(config.data, request.data.root, request.data.trusted)
@@ -54,7 +54,7 @@ def evaluate_run(run: Run, request: EvaluateRequest) -> tuple[Results, dict[str,
     results = results_for(run, request, some, average, folds, targets, config)
     refuse_unwritable(results.directory, "write output=FOLDER")
     source = sources.load(config.data)
-    inputs = found.about.get("source") or described(source)  # which checkpoints of older versions lack
+    inputs = found.about.get("source") or described(source)  # older checkpoints lack it
     about = describe(config, method, plan, run.name, found.step, inputs, members, request.average)
     refuse_other_classes(about, source)
     shift = None
@@ -98,12 +98,12 @@ def refuse_other_classes(about: About, source: Source) -> None:
     if len(about.class_names) != source.num_classes:
         raise ValueError(
             f"the run was trained on {len(about.class_names)} classes, and the {source.kind} of data.root have "
-            f"{source.num_classes}: name the data of the run"
+            f"{source.num_classes}: write data.root=FOLDER of the run's data"
         )
 
 
 def refuse_too_few(source: Source, targets: CalibrationConfig) -> None:
-    """Refuse an alpha that so few inputs cannot make sets of labels for, before anything is read."""
+    """Raise a ValueError if there are too few inputs for label sets at this alpha, before anything is read."""
     labels_N = source.test.labels_N if targets.source == "test" else source.val.labels_N
     counts = labels_N.bincount(minlength=source.num_classes).tolist() if targets.per_class else [len(labels_N)]
     conformal.place(min(counts), targets.alpha)
@@ -118,7 +118,7 @@ def results_for(
     targets: CalibrationConfig,
     config: Config,
 ) -> Results:
-    """The run's own folder for what its training would find; anything else goes next to it. members: None for all."""
+    """Return the run's own folder for its own settings, and a folder next to it for others. members: None for all."""
     if request.output:
         return Results(request.output)
     label = []

@@ -1,4 +1,4 @@
-"""Measures of an ensemble on shifted images, at each severity of each kind, and their means over kinds.
+"""Measures of an ensemble on shifted images, for each kind and severity, and their means over kinds.
 
 Legend: M members, N inputs, K classes.
 """
@@ -17,11 +17,11 @@ from dicedist.metrics.calibration import mean_of_known
 from dicedist.metrics.measures import CORRUPTION_ERROR, SHIFT, functions
 
 PLAIN = functions(SHIFT)
-CLEAN = 0  # the severity of the test images as they are
+CLEAN = 0  # the severity of the unchanged test images
 
 
 def add_shift(findings: Findings | None, name: str, reader: Reader, shift: Shift) -> None:
-    """All ranks call. The reporter, which has the findings, adds the measures of shifted images to them."""
+    """Measure shifted images, and add the measures to the findings, which rank 0 has. All ranks call this."""
     calibrated = findings.result.get("calibration") if findings else None
     temperature = calibrated["temperature"] if calibrated else None
     by_severity: dict[str, list[dict[str, Any]]] = {}

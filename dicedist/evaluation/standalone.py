@@ -1,4 +1,4 @@
-"""Calibrate and evaluate an ensemble without a training run: on data that Python code hands over."""
+"""Calibrate and evaluate an ensemble without a training run, on data from Python code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -32,7 +32,7 @@ NOTHING = Split(None, torch.zeros(0, dtype=torch.int64))
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measures of an ensemble: `evaluation["ensemble"]["accuracy"]`; printed as tables."""
+    """The measures of an ensemble, as in `evaluation["ensemble"]["accuracy"]`; `print` shows tables."""
 
     result: dict[str, Any]
 
@@ -65,7 +65,7 @@ def evaluate(
     folds: int,
     output: str | Path | None,
 ) -> Evaluation:
-    """Measure an ensemble as a training does at its end. output: the folder of a run, for reports and comparisons."""
+    """Measure an ensemble as at the end of a training. output: the folder of a run, for reports and comparisons."""
     if taken := [name for name in ood_scores if name in OOD_SCORES]:
         raise ValueError(f"ood_scores {taken[0]!r}: the tables have a score of this name, choose another")
     source = source_of(ensemble, test, val, train)
@@ -117,7 +117,7 @@ def pixels(ensemble: Ensemble, given: Any, name: str) -> Tensor:
 
 
 def default_targets(ensemble: Ensemble) -> CalibrationConfig:
-    """Return the targets of a training, with the OOD score that the ensemble answers."""
+    """Return the default targets of a training, with the ensemble's OOD score."""
     return replace(compose_config(["data=shapes"]).calibration, ood_score=ensemble.score_name)
 
 

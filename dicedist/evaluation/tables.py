@@ -33,13 +33,13 @@ def headings(measures: Iterable[Measure]) -> list[str]:
 
 
 PROTOCOL = (
-    "the paper's protocol: tempered is with T fitted on one half of the test set,\n"
-    "measured on the other; predict does not use this T"
+    "the paper's protocol: tempered measures fit T on one half of the test set and\n"
+    "measure the other half; predict does not use this T"
 )
 
 
 def show(result: Result) -> str:
-    """What `predict` will do comes first, then the measures of the paper's protocol."""
+    """Format all tables: first the decisions of `predict`, then the measures of the paper's protocol."""
     warning = no_better_than_guessing(result)
     return "\n\n".join(
         [
@@ -58,13 +58,13 @@ def show(result: Result) -> str:
 
 
 def headline(result: Result) -> str:
-    """Return the numbers that matter, after a warning where the ensemble is no better than guessing."""
+    """Return the main numbers, after a warning if the ensemble is no better than guessing."""
     warning = no_better_than_guessing(result)
     return "\n".join([*([textwrap.fill(warning, 80)] if warning else []), main_numbers(result)])
 
 
 def main_numbers(result: Result) -> str:
-    """Return the ensemble against its members, its calibration and what abstention buys, a line each."""
+    """Return one line each for the gain over the members, the calibration, and abstention."""
     own, members, found = result["ensemble"], result["members"], result.get("calibration")
     mean = members["accuracy"]
     gain = f"{100 * (own['accuracy'] - mean):+.1f} points"
@@ -98,7 +98,7 @@ def accuracy_table(result: Result) -> str:
 
 
 def further_table(result: Result) -> str:
-    """Calibration and abstention, a measure a line; and what the members are unsure of or disagree on."""
+    """Format calibration, abstention, uncertainty and disagreement, one measure per line."""
     parts = (result["ensemble"], result["ensemble_tempered"])
     rows = list(zip(headings(FURTHER), *(cells(FURTHER, part) for part in parts), strict=True))
     unsure = cells(UNCERTAINTY, result.get("uncertainty", {}))
@@ -108,12 +108,12 @@ def further_table(result: Result) -> str:
 
 UNCALIBRATED = (
     "not calibrated: no validation images (data.split=full), or an evaluation by an earlier version; "
-    "calibration.source=test of `evaluate` takes test images, and says so"
+    "write `evaluate calibration.source=test` to calibrate on test images"
 )
 
 
 def calibration_table(result: Result) -> str:
-    """What `predict` does, what that promises, and what it comes to on the test set."""
+    """Format the decisions of `predict`, their promises, and the results on the test set."""
     found = result.get("calibration")
     if found is None:
         return UNCALIBRATED
@@ -133,7 +133,7 @@ LEGEND = (
 
 
 def ood_tables(result: Result) -> list[str]:
-    """A table for each OOD set, no wider than 80 columns, and what its headings mean."""
+    """Format a table for each OOD set, at most 80 columns wide, and a legend."""
     titles = [SHORT.get(measure.name, measure.title) for measure in OOD]
     tables = []
     for outside, scores in result["ood"].items():
@@ -144,7 +144,7 @@ def ood_tables(result: Result) -> list[str]:
 
 
 def group_tables(result: Result) -> list[str]:
-    """Scores by their mean AUROC over the sets of a group, the best first."""
+    """List the scores by mean AUROC over the sets of a group, best first."""
     tables = []
     for group, found in result.get("ood_groups", {}).items():
         ranked = sorted(found["scores"].items(), key=lambda entry: -entry[1]["auroc"])
@@ -160,7 +160,7 @@ def group_tables(result: Result) -> list[str]:
 
 
 def shift_tables(result: Result) -> list[str]:
-    """Means over the kinds of a shift against severity; 0 are the test images as they are."""
+    """Format the means over the kinds of a shift by severity; 0 stands for the unchanged test images."""
     tables = []
     for kind, found in result.get("shift", {}).items():
         rows = [[severity, *cells(SHIFT, own)] for severity, own in found["mean"].items()]
@@ -190,7 +190,7 @@ def fresh_table(result: Result) -> list[str]:
     found = result.get("redundancy_fresh")
     if found is None:
         return []
-    kinds = [kind for kind in FRESH_REDUNDANCY if kind in found]  # earlier versions kept one without the other
+    kinds = [kind for kind in FRESH_REDUNDANCY if kind in found]  # earlier versions saved only one
     columns = [found[kind]["nats_P"] for kind in kinds]
     rows = [[f"{i} and {j}", *nats] for (i, j), *nats in zip(found["pairs"], *columns, strict=True)]
     titles = headings(FRESH_REDUNDANCY[kind] for kind in kinds)

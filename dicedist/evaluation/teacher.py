@@ -1,4 +1,4 @@
-"""The ensemble of another run as a teacher: it predicts the inputs of a training as its students see them.
+"""The ensemble of another run as a teacher: it predicts the training inputs as its students see them.
 
 Legend: B inputs, T members of the teacher, K classes.
 """
@@ -18,7 +18,7 @@ from dicedist.runs.weights import digest
 
 
 class Teacher(nn.Module):
-    """Logits [B, T, K] of inputs that are normalized for its students, which is made up for where it differs."""
+    """Returns logits [B, T, K] for inputs that are normalized for the students; it changes to its own normalization."""
 
     factor: Tensor
     shift: Tensor
@@ -38,11 +38,11 @@ class Teacher(nn.Module):
 
     @classmethod
     def of(cls, config: Config, source: Source, device: torch.device) -> "Teacher":
-        """The run that the config names; the code of an own network runs only if the config trusts it."""
+        """Load the run that the config names; code of a user's own network runs only if the config trusts it."""
         assert config.teacher.run is not None
         run = Run.open(config.teacher.run)
         if this_rank() == REPORTER:
-            run.checkpoint()  # warns if it is not the newest; warnings about the calibration concern no teacher
+            run.checkpoint()  # warns if it is not the newest; a teacher needs no warnings about calibration
         ensemble = load_ensemble(run, trusted=config.teacher.trusted, tell=lambda text: None)
         return cls(as_in_training(ensemble), source, config.teacher.run).to(device)
 
@@ -51,7 +51,7 @@ class Teacher(nn.Module):
 
     @property
     def digests(self) -> list[str]:
-        """sha256 of each member's weights, its trunk included."""
+        """Return the sha256 of each member's weights, including its trunk."""
         weights, found = self.ensemble.state_dict(), []
         for place in range(len(self)):
             own = (f"encoders.{place}.", f"classifiers.{place}.", "trunk.")
@@ -72,8 +72,8 @@ def refuse_another(ensemble: Ensemble, source: Source, origin: str) -> None:
     about = ensemble.about
     if about.class_names != list(source.class_names):
         raise ValueError(
-            f"the teacher {origin} knows {len(about.class_names)} classes, not the {source.num_classes} of these data "
-            "or under other names: a student needs the classes of its teacher"
+            f"the teacher {origin} has {len(about.class_names)} classes, these data have {source.num_classes}, or the "
+            "names differ: choose data with the teacher's classes, or another teacher.run"
         )
     taken = list(about.input_shape)
     if taken != list(source.shape):

@@ -1,1 +1,1 @@
-"""Everything around the training loop of dicedist.trainer: start, resume, validation, records, listeners."""
+"""Support for the training loop in dicedist.trainer: start, resume, validation, records, listeners."""

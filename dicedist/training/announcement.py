@@ -1,4 +1,4 @@
-"""The lines that a run prints at its start: what is trained, where, on which data, and on a CPU how long."""
+"""The lines that a run prints at its start: method, network, devices, data and, on a CPU, the expected time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from dicedist.training.job import Job
 
 SPLITS = ("train", "val", "test")
 MOST_ROWS, LISTED = 20, 5  # classes in the table, in a warning
-MOST_NAMED = 8  # ranks whose parts stand in the first line
+MOST_NAMED = 8  # ranks whose parts the first line lists
 
 
 def announce(
@@ -32,9 +32,9 @@ def announce(
     steps_left: int,
     tracker: SilentTracker,
 ) -> None:
-    """Say what will be trained, where and how long; with log.verbose also memory, traffic and the size of each class.
+    """Print the start of a run; with log.verbose also memory, traffic and the size of each class.
 
-    All ranks call. footprint: bytes of this rank's parts, by kind.
+    All ranks call this. footprint: bytes of this rank's parts, by kind.
     """
     config, placement, source, hosted = job.config, job.placement, job.source, step.hosted
     own = sum(parameter.numel() for part in hosted.members.values() for parameter in part.module.parameters())
@@ -66,7 +66,7 @@ def announce(
 
 
 def where(records: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> str:
-    """Name the devices, and the parts of each rank where ranks are few. Only the reporter has records."""
+    """Return the devices, and the parts of each rank if there are few ranks. Only rank 0 has records."""
     kinds = sorted({record["device"].partition(":")[0] for record in records})
     if len(parts) == 1:
         return f"one process on {kinds[0]}"
@@ -76,7 +76,7 @@ def where(records: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> str:
 
 
 def sizes(source: Source) -> str:
-    """Count the inputs, and the training inputs of the smallest and largest class."""
+    """Return the numbers of inputs, and of training inputs in the smallest and largest class."""
     counts_K = source.train.labels_N.bincount(minlength=source.num_classes)
     low, high = int(counts_K.min()), int(counts_K.max())
     each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -87,7 +87,7 @@ def sizes(source: Source) -> str:
 def details(
     records: Sequence[Mapping[str, Any]], parts: Sequence[str], sent: Mapping[str, int], source: Source
 ) -> list[str]:
-    """Return the ranks as a table, the memory of the fullest, the bytes of a step, and the size of each class."""
+    """Return a table of ranks, the largest memory of a rank, the bytes of a step, and the size of each class."""
     rows = [
         [rank, record["device"], record["host"], part]
         for rank, (record, part) in enumerate(zip(records, parts, strict=False))
@@ -106,7 +106,7 @@ def details(
 
 
 def class_counts(source: Source) -> str:
-    """Count the inputs of every class; of many classes the smallest and largest."""
+    """Return a table of the inputs of every class; with many classes only the smallest and largest."""
     counts = {split: getattr(source, split).labels_N.bincount(minlength=source.num_classes) for split in SPLITS}
     order = counts["train"].argsort(stable=True).tolist()
     shown = order if len(order) <= MOST_ROWS else [*order[: MOST_ROWS // 2], *order[-MOST_ROWS // 2 :]]
@@ -117,7 +117,7 @@ def class_counts(source: Source) -> str:
 
 
 def few_held_out(source: Source, config: Config) -> str | None:
-    """Warn before training of what the validation set will be too small for."""
+    """Return a warning if the validation set is too small for the calibration."""
     counts_K = source.val.labels_N.bincount(minlength=source.num_classes)
     if not len(source.val) or not config.evaluate.test or config.calibration.source == "test":
         return None
@@ -129,7 +129,7 @@ def few_held_out(source: Source, config: Config) -> str | None:
 
 
 def too_small(source: Source, memory: int) -> list[str]:
-    """Warn of classes with no more inputs than the class memory keeps: w would meet the same partners all the time."""
+    """Return a warning if the class memory holds all inputs of a class: w would see the same partners all the time."""
     counts_K = source.train.labels_N.bincount(minlength=source.num_classes)
     small = (counts_K <= memory).nonzero().flatten().tolist()
     if not small:
@@ -138,6 +138,6 @@ def too_small(source: Source, memory: int) -> list[str]:
     more = f" and {len(small) - LISTED} more" if len(small) > LISTED else ""
     return [
         f"{len(small)} of {source.num_classes} classes have no more training "
-        f"{source.kind} than redundancy.memory={memory} keeps of each: {named}{more}; the discriminator meets the same "
+        f"{source.kind} than redundancy.memory={memory} keeps of each: {named}{more}; the discriminator sees the same "
         "partners again and again, so collect more, or lower redundancy.memory"
     ]

@@ -1,7 +1,7 @@
-"""Resolve `auto` settings when a run begins: how members of a device run, pairs that w compares, ranks that divide w.
+"""Resolve `auto` settings when a run begins: grouped or sequential members, pairs that w compares, ranks that divide w.
 
-Grouped and sequential execution compute the same up to rounding. Only the GPU can tell which is faster: one after
-another launches more kernels, and grouped convolutions may be slower ones.
+Grouped and sequential execution give equal results up to rounding. Only a measurement shows which is faster: sequential
+execution launches more kernels, but grouped convolutions may be slower.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from dicedist.training.job import Job
 
 WAYS = {False: "one after another", True: "one grouped network"}  # by the value of ensemble.batched
 WARM_UP, ROUNDS = 2, 5
-NEVER = 10**9  # milliseconds: where a way does not fit into the memory
+NEVER = 10**9  # milliseconds, for a way that does not fit into memory
 
 
 def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
-    """All ranks call. Resolve ensemble.batched=auto, and return the table that shows why. The run is not touched."""
+    """Resolve ensemble.batched=auto on copies, and return a table with the reason. All ranks call this."""
     reason = why_not_batched(job.config, job.plan)
     if reason is not None:
         return False, f"members of one device run one after another: {reason}"
@@ -45,7 +45,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
     batch = blank(job, world, has_images=bool(hosted.members))
     for _ in range(WARM_UP + ROUNDS):
         for way in WAYS:
-            # The slowest rank sets the pace; hosts of one member have nothing to choose.
+            # The slowest rank sets the pace; ranks with one member have nothing to choose.
             spent[way].append(world.control.maximum(round(1000 * milliseconds(encoders[way], batch))) / 1000)
     found = {way: median(times[WARM_UP:]) for way, times in spent.items()}
     rows = [[WAYS[way], "does not fit" if taken >= NEVER else f"{taken:.1f}"] for way, taken in found.items()]
@@ -53,7 +53,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
 
 
 def blank(job: Job, world: World, has_images: bool) -> Batch:
-    """Return a batch of the shape of all others."""
+    """Return a batch of zeros with the shape of a training batch."""
     size = job.config.batch_size
     images = [zeros(size, job).to(world.device)] if has_images else []
     labels = (torch.arange(size) % job.extent.num_classes).to(world.device)
@@ -76,18 +76,18 @@ def milliseconds(encoders: Encoders, batch: Batch) -> float:
 
 
 def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[Plan, list[str]]:
-    """All ranks call. Resolve every `auto` setting: reuse the recorded value, or measure it once.
+    """Resolve every `auto` setting: reuse the recorded value, or measure it once. All ranks call this.
 
-    Returns the plan, and messages for the user.
+    Return the plan, and messages for the user.
     """
     saved, messages, plan = resume.saved_in(job.run, job.config) if world.reports else None, [], job.plan
 
     def resolved(recorded: Any, measure: Callable[[], Any]) -> Any:
-        found = world.control.tell({"found": recorded})["found"]
-        return world.control.tell({"found": measure()})["found"] if found is None else found
+        found = world.control.broadcast({"found": recorded})["found"]
+        return world.control.broadcast({"found": measure()})["found"] if found is None else found
 
     def way() -> bool | None:
-        """Return None where there is nothing to choose: the run may continue later on other devices."""
+        """Return None if there is nothing to choose: the run may resume on other devices."""
         shared = any(len(job.placement.members_on(rank)) > 1 for rank in job.placement.member_ranks)
         if world.device.type == "cpu" or not shared:
             return None
@@ -114,7 +114,7 @@ def resolve_auto(job: Job, world: World, exchange: Exchange, teacher: nn.Module 
 
 
 def may_divide(job: Job, world: World) -> bool:
-    """Tell if all ranks could divide w: on a CPU they stay as they are, so that runs on any ranks equal each other."""
+    """Return whether ranks may divide w. Not on a CPU, where results must not depend on the number of ranks."""
     config = job.config
     if world.device.type == "cpu" or world.size == 1 or config.ensemble.replicas > 1 or config.redundancy.graph:
         return False

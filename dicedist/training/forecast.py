@@ -1,6 +1,6 @@
-"""How long a run will take on a CPU: a step and the reading of images, timed on copies, on all ranks at once.
+"""Forecast the time of a run on a CPU: a step and the reading of images, timed on copies, on all ranks at once.
 
-Ranks that share cores slow each other down here as they will later, so the slowest rank's time is taken as it is.
+Ranks that share cores slow each other down here as in training, so the slowest rank's time needs no correction.
 
 Legend: M members, B inputs, D features.
 """
@@ -21,13 +21,13 @@ from dicedist.evaluation.redundancy import DRAWS
 from dicedist.training.job import Job
 
 ROUNDS = 5  # at most; the first one only sets up the kernels
-FASTER = 0.9  # the share of the time that a division must come below: ranks that divide w add up its gradients
-READ = 128  # images that are read at once
-ENOUGH = 2.0  # seconds after which two rounds do
+FASTER = 0.9  # w is divided if a step takes less than this share of the time: the ranks must also sum its gradients
+READ = 128  # images per batch of reading
+ENOUGH = 2.0  # seconds after which two rounds are enough
 
 
 def seconds_to_go(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None, steps_left: int) -> float:
-    """All ranks call. Count the steps, validation after epochs, and the final evaluation."""
+    """Return the seconds of all steps, the validations and the final evaluation. All ranks call this."""
     rehearsal, config, source = Rehearsal(job, world, exchange, teacher), job.config, job.source
     per_step, per_image = rehearsal.seconds()
     steps_per_epoch = job.extent.steps_per_epoch
@@ -38,16 +38,16 @@ def seconds_to_go(job: Job, world: World, exchange: Exchange, teacher: nn.Module
     # The estimate of redundancy compares pairs as one learning step does, without its backward pass.
     reads_w = job.method.estimator is not None and rehearsal.w is not None
     estimates = DRAWS * held_out / config.batch_size / config.redundancy.num_steps / 2 if reads_w else 0
-    # The last batch of an epoch is smaller, in a small set much smaller.
+    # The last batch of an epoch is smaller; for few images, much smaller.
     whole_steps = steps_left * len(source.train) / (steps_per_epoch * config.batch_size)
     mine = per_step * (whole_steps + estimates) + per_image * images
     return world.control.maximum(round(1000 * mine)) / 1000
 
 
 def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> int:
-    """All ranks call. Return the pairs of members that w, on ranks of its own, compares while the members compute.
+    """Return how many pairs of members w, on its own ranks, can compare while the members compute. All ranks call this.
 
-    Next to members nothing hides w, and it compares all.
+    On a rank with members nothing hides the work of w, so w compares all pairs.
     """
     rehearsal = Rehearsal(job, world, exchange, teacher)
     members, w = rehearsal.seconds_of_parts()
@@ -59,22 +59,22 @@ def pairs_that_hide(job: Job, world: World, exchange: Exchange, teacher: nn.Modu
 
 
 def dividing(job: Job, world: World, exchange: Exchange, teacher: nn.Module | None) -> tuple[bool, str]:
-    """All ranks call. Tell if w is better divided among all ranks, and why."""
+    """Return whether dividing w among all ranks is faster, and a sentence with the reason. All ranks call this."""
     rehearsal = Rehearsal(job, world, exchange, teacher)
     own = [*rehearsal.seconds_of_parts(), float(rehearsal.w is not None and rehearsal.num_hosted > 0)]
-    members, w, beside = (world.control.maximum(round(1e6 * value)) / 1e6 for value in own)
-    is_faster = divides(members, w, world.size, bool(beside))
+    members, w, on_member_rank = (world.control.maximum(round(1e6 * value)) / 1e6 for value in own)
+    is_faster = divides(members, w, world.size, bool(on_member_rank))
     how = f"all {world.size} ranks divide it" if is_faster else "one rank holds it"
     return is_faster, f"w takes {1000 * w:.1f} ms of a step, the members of a rank {1000 * members:.1f} ms: {how}"
 
 
-def divides(members: float, w: float, ranks: int, beside: bool) -> bool:
-    """Compare the seconds of a step with w on one rank, beside members or not, and with a share of w on every rank."""
-    return members + w / ranks < FASTER * (members + w if beside else max(members, w))
+def divides(members: float, w: float, ranks: int, on_member_rank: bool) -> bool:
+    """Compare the seconds of a step with w on one rank, with members or alone, and with a share of w on every rank."""
+    return members + w / ranks < FASTER * (members + w if on_member_rank else max(members, w))
 
 
 class Rehearsal:
-    """One member stands for all that are hosted here, and another w for w: the run itself is not touched."""
+    """Times copies of the run's parts: one member stands for all members of this rank, and a new w for w."""
 
     def __init__(self, job: Job, world: World, exchange: Exchange, teacher: nn.Module | None):
         config, mine = job.config, exchange.placement.members_on(exchange.rank)
@@ -102,14 +102,14 @@ class Rehearsal:
         }
 
     def seconds(self) -> tuple[float, float]:
-        """For one step, and for reading one image with all members hosted here."""
+        """Return the seconds of one step, and of reading one image with all members of this rank."""
         members, w = self.seconds_of_parts()
         return members + w, self.seconds_of_reading() * max(1, self.num_hosted)
 
     def seconds_of_parts(self) -> tuple[float, float]:
-        """The times in one step of forward and backward of all members hosted here with their teacher, and of w's work.
+        """Return the seconds per step of this rank's members (forward, backward, teacher), and of w.
 
-        The mean over some rounds: of a single one on a busy machine, the slowest rank's time would be an accident.
+        They are means over some rounds: on a busy machine the slowest rank of a single round is arbitrary.
         """
         device, hosted = self.world.device, max(1, self.num_hosted)
         of_members: list[float] = []
@@ -149,7 +149,7 @@ class Rehearsal:
 
 
 def now_done(device: torch.device) -> float:
-    """The time, once the device has done all that it was given."""
+    """Wait for the device, and return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""A training as a rank knows it before ranks join: refuse what cannot be, load the data, place the parts."""
+"""Prepare a training before ranks join: check the settings, load the data, place the parts."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,7 +54,7 @@ class Job:
 
 
 def prepare(config: Config) -> Job:
-    """All ranks call this before they join, so that a refusal does not wait for others."""
+    """Check everything and load the data. All ranks call this before they join, so that a refusal waits for no rank."""
     config = resume.as_begun(config)
     method, run = Method.to_train(config.method), Run.of(config)
     width, columns = sources.vector_columns(config.data) or (None, None)
@@ -66,7 +66,7 @@ def prepare(config: Config) -> Job:
         refuse_compile(config.compile)
         refuse_graph(config.redundancy.graph)
         refuse_unreadable(config.ood.sets, shape, columns)
-        # Placed here once without nodes, so that an impossible number of ranks is refused before ranks wait.
+        # Placed once without nodes, to refuse an impossible number of ranks before ranks wait for each other.
         place(world_size(), size, needs_w, replicas, ranks_of_w=ranks_of_w, called=called)
         if (bucket := Bucket.of(config)) is not None:
             bucket.refuse_unwritable(f"run.remote={config.run.remote}")
@@ -77,7 +77,7 @@ def prepare(config: Config) -> Job:
     source = sources.load(config.data, labels_only=not placement.members_on(this_rank()))
     job = Job(config, method, plan, placement, normalized_as_published(source, config, plan))
     if this_rank() == REPORTER and resume.is_new_run(run, config):
-        job.pretrained.digests()  # weights that do not fit, or cannot be had
+        job.pretrained.digests()  # refuses weights that do not fit or cannot be downloaded
         warn_of_duplicates(source)
     return job
 

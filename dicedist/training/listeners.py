@@ -1,4 +1,4 @@
-"""Listeners of the training loop: what happens around steps and epochs without the loop knowing about it."""
+"""Listeners of the training loop: hooks around steps and epochs."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,19 +21,19 @@ from dicedist.training.job import Job
 
 
 class Listener:
-    """Called on every rank, in the order in which the trainer holds them. The default does nothing."""
+    """Hooks that the trainer calls on every rank, in the order of its listeners. By default they do nothing."""
 
     def before_step(self, done: int) -> None:
-        """done: steps that are over."""
+        """done: the number of completed steps."""
 
     def after_step(self, done: int, outcome: Outcome) -> None:
-        """done: steps that are over, this one included."""
+        """done: the number of completed steps, including this one."""
 
     def after_epoch(self, done: int, logits_MNK: Tensor | None) -> None:
-        """After a validation; logits_MNK: of all members for the held-out inputs, on rank 0."""
+        """Called after a validation. logits_MNK: all members' logits of the held-out inputs, on rank 0."""
 
     def finish(self, stopped: bool) -> None:
-        """After the loop, before its last checkpoint; stopped: on request, before the last step."""
+        """Called after the loop, before its last checkpoint. stopped: on request, before the last step."""
 
 
 class Recording(Listener):
@@ -56,7 +56,7 @@ class Tracing(Listener):
 
 
 class FollowingTrajectories(Listener):
-    """Keeps samples of the members' weights on the way, and draws the others after the last step."""
+    """Keeps samples of the members' weights during training, and draws the others after the last step."""
 
     def __init__(self, job: Job, paths: Trajectories, loader: Loader, saver: Saver, device: torch.device):
         self.job, self.paths, self.loader, self.saver, self.device = job, paths, loader, saver, device
@@ -74,7 +74,7 @@ class FollowingTrajectories(Listener):
         of_train, of_val = (partial(self.plain, split) for split in (source.train, source.val))
         self.paths.finish(TrainingSet(self.augmented, of_train, of_val))
         if len(self.paths.samples) > held:
-            self.saver.forget()  # a checkpoint of this step may be there, without the samples
+            self.saver.forget()  # an earlier checkpoint of this step may lack the samples
 
     def augmented(self) -> Iterator[Tensor]:
         for batch in self.loader.epoch(self.job.config.epochs):
@@ -96,6 +96,6 @@ class WeighingMembers(Listener):
 
     def after_epoch(self, done: int, logits_MNK: Tensor | None) -> None:
         found = None if logits_MNK is None else self.term.weigh(logits_MNK, self.labels_N)
-        weights = self.control.tell({"weights": found})["weights"]
+        weights = self.control.broadcast({"weights": found})["weights"]
         if weights is not None and self.hosted.shared_modules is not None:
             self.term.take_weights(weights, self.hosted.shared_modules)

@@ -1,4 +1,4 @@
-"""Records and checkpoints: ranks synchronize here, and agree on what comes next."""
+"""Records and checkpoints: ranks synchronize here, and agree on the next action."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -17,11 +17,11 @@ from dicedist.tracking.ledger import Ledger
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.job import Job
 
-GO_ON, SAVE, FAULT = 0, 1, 2  # what the ranks agree on at log time; the largest wins
+GO_ON, SAVE, FAULT = 0, 1, 2  # the ranks' next action at log time; the largest wins
 
 
 class Recorder:
-    """Every rank has one; rank 0's tracker writes, the others' are silent."""
+    """Writes records and checkpoints. Every rank has a recorder; only rank 0's tracker writes."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Recorder:
         self.saver, self.tracker, self.ledger = saver, tracker, Ledger()
         self.pace = Pace(job.config.batch_size, done)
         self.loss_scales: dict[str, Any] = {}  # on rank 0, by part
-        self.validated = 0  # steps at the last validation, which a checkpoint keeps
+        self.validated = 0  # steps at the last validation, saved in checkpoints
         self.best: dict[str, Any] | None = None  # on rank 0: the best validation so far, with checkpoint.best
 
     def sync(self, done: int, validation_due: bool) -> None:
-        """All ranks: one host synchronization, values and reports to rank 0, an agreement on what comes next."""
+        """Synchronize with the device, send values to rank 0, and agree on the next action. All ranks call this."""
         if self.world.reports and not self.saver.run.follow():
             signals.ask()  # all ranks save and end after the next step
         values, fault = self.ledger.drain()
@@ -73,7 +73,7 @@ class Recorder:
             self.start_saving(done)
 
     def scheduled(self, done: int) -> dict[str, float]:
-        """Return the values of the last step, of the schedules that the method follows."""
+        """Return the values of the method's schedules at the last step."""
         now, method = self.schedules.at_step(*divmod(done - 1, self.job.extent.steps_per_epoch)), self.job.method
         delta = self.job.config.redundancy.delta_for(len(method.compared(self.job.plan.num_members)))
         values = {"log_beta": now.log_beta, "ramp_up": now.ramp_up, "covariance": now.covariance, "delta": delta}
@@ -81,7 +81,7 @@ class Recorder:
         return {"learning_rate": now.learning_rate, **followed}
 
     def start_saving(self, done: int, is_last: bool = False) -> None:
-        """All ranks: begin a checkpoint of the present state. is_last: training ends here, perhaps early."""
+        """Start a checkpoint of the present state. is_last: training ends here, perhaps early. All ranks call this."""
         source = self.job.source
         about = {
             "run": resume.identity(self.job.config, self.job.plan),
@@ -97,14 +97,14 @@ class Recorder:
         self.saver.start(done, about, self.tracker.records())
 
     def save_soon(self, done: int) -> None:
-        """All ranks: begin a checkpoint of the present state, after the one that is being written."""
+        """Start a checkpoint of the present state after the one that is being written. All ranks call this."""
         self.saver.finish()
         self.start_saving(done)
 
     def save_now(self, done: int, is_last: bool) -> bool:
-        """All ranks: wait until the present state is on the disk, and tell if it is."""
+        """Save the present state, wait for it, and return whether it is on the disk. All ranks call this."""
         safe = self.saver.finish()
-        early = is_last and done < self.job.extent.total_steps  # an earlier save of this step did not know that
+        early = is_last and done < self.job.extent.total_steps  # an earlier checkpoint of this step lacks is_last
         if early or not safe or self.saver.step != done:
             self.start_saving(done, is_last)
             safe = self.saver.finish()
@@ -112,6 +112,6 @@ class Recorder:
 
 
 def raise_first(faults: Sequence[str | None]) -> NoReturn:
-    """Raise, on rank 0, the fault of the first rank that had one; the others received no records and just end."""
+    """Raise the first fault on rank 0; the other ranks received no records and just end."""
     found = [fault for fault in faults if fault]
     raise ValueError(found[0]) if found else EndedElsewhere

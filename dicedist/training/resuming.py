@@ -1,4 +1,4 @@
-"""Begin a run, or continue the one in its folder: all ranks end up with the same state."""
+"""Begin a run, or resume the run in its folder: all ranks reach the same state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from dicedist.training.job import Job
 
 @dataclass(frozen=True)
 class State:
-    """The point from which a run continues."""
+    """The state from which a run continues."""
 
     plan: Plan
     done: int  # steps
     validated: int  # steps at the last validation
-    records: dict[str, Any] | None  # what the run remembers of its records
-    sees_folder: bool  # this rank's folder of the run is that of rank 0
+    records: dict[str, Any] | None  # the saved state of the run's records
+    sees_folder: bool  # this rank sees rank 0's folder of the run
 
 
 def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories, teacher: Teacher | None) -> State:
-    """All ranks call: restore what a run found in the folder has come to, or load pretrained weights.
+    """Restore the run in the folder, or load pretrained weights for a new run. All ranks call this.
 
-    The folder changes only when every rank has its state, so that a refusal leaves the run as it was.
+    The folder changes only when every rank has its state, so a refusal leaves the run unchanged.
     """
     run, digest, plan, note = job.run, job.source.data_digest, job.plan, {}
     begins = resume.find(run, job.config, plan, digest, warn, job.pretrained.digests) if world.reports else None
@@ -44,7 +44,7 @@ def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories,
             "weights": plan.weights_sha256,
             "teacher": plan.teacher_sha256,
         }
-    from_rank_0 = world.control.tell(note)
+    from_rank_0 = world.control.broadcast(note)
     if from_rank_0["data"] != digest:
         raise ValueError(f"the {job.source.kind} on {world.host} are not those of rank 0: give all nodes the same data")
     if teacher is not None and from_rank_0["teacher"] != plan.teacher_sha256:
@@ -67,7 +67,7 @@ def begin_or_resume(job: Job, world: World, hosted: Hosted, paths: Trajectories,
 def restore(
     job: Job, world: World, hosted: Hosted, parts: Sequence[Part], step: int, sees_folder: bool
 ) -> dict[str, Any]:
-    """All ranks call: load the parts of this rank. Return what the checkpoint says besides them."""
+    """Load the parts of this rank. Return the rest of the checkpoint. All ranks call this."""
     names = [part.name for part in parts]
     saved, lacking = checkpoint.path_of(job.run.checkpoints, step), [] if sees_folder else names
     with reachable(saved, lacking, world.control, world.transfer) as path:

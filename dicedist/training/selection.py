@@ -1,6 +1,6 @@
-"""Model selection by validation: which checkpoint is the best so far, and whether training ends early.
+"""Model selection by validation: the best checkpoint so far, and early stopping.
 
-Both follow from the records alone, so a resumed run decides as an uninterrupted one does.
+Both depend only on the records, so a resumed run decides as an uninterrupted run does.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ Validations = Sequence[tuple[int, float]]  # (step, value), in order
 
 
 def best_of(validations: Validations, metric: str) -> tuple[int, float] | None:
-    """Return the first of the best validations; None without any."""
+    """Return the best validation, the first in a tie; None without validations."""
     sign = -1 if HIGHER_IS_BETTER[metric] else 1
     return min(validations, key=lambda validation: sign * validation[1], default=None)
 
 
 def is_over(validations: Validations, metric: str, patience: int | None) -> bool:
-    """Tell if as many validations as `patience` says have passed since the best one."""
+    """Return whether `patience` validations have passed since the best one."""
     best = best_of(validations, metric)
     return patience is not None and best is not None and sum(step > best[0] for step, _ in validations) >= patience
 
 
 class Selection(Listener):
-    """Called last after a validation, when the state of all parts is final for this step. Rank 0 decides."""
+    """Selects checkpoints after a validation. It is the last listener, when all parts are final. Rank 0 decides."""
 
     def __init__(self, config: Config, control: Control, tracker: SilentTracker, recorder: Recorder):
         self.best_by, self.stopping = config.checkpoint.best, config.early_stopping
@@ -40,11 +40,11 @@ class Selection(Listener):
         recorder.best = self.best()
 
     def validations(self, metric: str) -> Validations:
-        """Return the ensemble's values so far; none on other ranks than rank 0."""
+        """Return the ensemble's values so far on rank 0, and none on other ranks."""
         return self.tracker.history(names.validation(names.ENSEMBLE, metric.rpartition("/")[2]))
 
     def best(self) -> dict[str, Any] | None:
-        """Describe the best validation so far, for the manifest of a checkpoint; on rank 0."""
+        """Describe the best validation so far on rank 0, for the manifest of a checkpoint."""
         found = best_of(self.validations(self.best_by), self.best_by) if self.best_by else None
         return None if found is None else {"step": found[0], "value": found[1], "metric": self.best_by}
 

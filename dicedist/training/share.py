@@ -25,7 +25,7 @@ class Share:
     tracker: SilentTracker
 
     def parts_to_save(self) -> list[Part]:
-        """Return the parts that this rank saves: of those that several ranks hold, the first rank's."""
+        """Return the parts that this rank saves; of several ranks with the same part, the first saves it."""
         placement, rank, hosted = self.job.placement, self.world.rank, self.hosted
         led = [part for member, part in hosted.members.items() if placement.host_of[member] == rank]
         mine = [*led, *(part for member in led for part in member.attached)]
@@ -35,18 +35,18 @@ class Share:
 
     @property
     def members(self) -> Hosted:
-        """The members that this rank evaluates: one of their replicas does."""
+        """Return the members that this rank evaluates; one replica of each member does."""
         hosted = self.hosted.averaged if self.job.config.uses_average else self.hosted
         leading = {m: part for m, part in hosted.members.items() if self.job.placement.host_of[m] == self.world.rank}
         return replace(hosted, members=leading)
 
     def evaluator_of_members(self, step: int, w: Discriminator | None = None) -> Evaluator:
-        """Build the evaluator of the members as they are; w: on rank 0, for redundancy."""
+        """Build the evaluator of the members' present weights. w: on rank 0, for redundancy."""
         plan = replace(self.job.plan, samples=1)
         return self.evaluator(plan, self.shard(plan, self.members, step), w)
 
     def evaluator_of_predictors(self, step: int, found: Checkpoint | None) -> Evaluator:
-        """Build the evaluator of the whole ensemble: the members, or all of their samples; found: on rank 0."""
+        """Build the evaluator of the whole ensemble: the members, or all their samples. found: on rank 0."""
         job, follows_paths = self.job, self.paths.kind is not None
         predictors = replace(self.hosted, members=self.paths.samples) if follows_paths else self.members
         shard, w = self.shard(job.plan, predictors, step), None

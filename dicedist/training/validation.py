@@ -18,7 +18,7 @@ from dicedist.training.share import Share
 
 
 class Validation:
-    """Every rank has one, and reads the members that it leads."""
+    """Validates the ensemble. Every rank reads the members that it evaluates."""
 
     def __init__(self, share: Share):
         self.share, self.job, self.world, self.tracker = share, share.job, share.world, share.tracker
@@ -31,11 +31,11 @@ class Validation:
 
     @computing()
     def __call__(self, done: int) -> tuple[bool, Tensor | None]:
-        """All ranks call. Tell if they were stopped meanwhile; on rank 0, return all members' held-out logits."""
+        """Validate. Return whether a stop was requested and, on rank 0, all held-out logits. All ranks call this."""
         job, control = self.job, self.world.control
         splits = {names.VALIDATION: job.source.val, names.TRAINING_IMAGES: self.watched}
         splits = {name: split for name, split in splits.items() if len(split)}
-        rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # whose features w reads
+        rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # the rows whose features w reads
         held_out_columns = (LOGITS, *KEPT) if job.method.estimator else (LOGITS,)
         columns = {names.VALIDATION: held_out_columns, names.TRAINING_IMAGES: (LOGITS,)}
         w = sent_w(job.config, job.method, job.plan, job.placement, control, self.share.hosted, job.source.num_classes)
@@ -50,7 +50,7 @@ class Validation:
         gathered = {name: evaluator.gather(readings[name], columns[name]) for name in splits}
         if not self.world.reports:
             return False, None
-        read = {name: found for name, found in gathered.items() if found is not None}  # all of them, on rank 0
+        read = {name: found for name, found in gathered.items() if found is not None}  # only on rank 0
         held_out, named = read[names.VALIDATION], {}
         estimated = evaluator.redundancy(held_out.features, job.source.val.labels_N[rows_N], num_draws=1)
         if estimated:
@@ -64,6 +64,6 @@ class Validation:
 
     @functools.cached_property
     def watched(self) -> Split:
-        """Training inputs on which diversity is read as well, as many of each class as possible."""
+        """Return training inputs, balanced over classes, on which diversity is measured as well."""
         train = self.job.source.train
         return sources.part(train, some_of_each(train.labels_N, self.job.config.evaluate.train_images))

@@ -162,7 +162,7 @@ def test_random_images_where_the_data_is_not(run, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(sources, "load", missing)
     export.run([f"run={run}", "format=safetensors", f"output={tmp_path / 'model'}"])
-    assert "random images, as shapes is not at hand" in capsys.readouterr().out
+    assert "random images, because shapes is not available" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("off", [1e-3, float("nan")])
@@ -173,7 +173,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(run, tmp_path, monkeypatch, o
 
     (tmp_path / "model.safetensors").write_text("an older one")
     monkeypatch.setitem(formats.FORMATS, "safetensors", (formats.write_safetensors, read))
-    with pytest.raises(ValueError, match="not written, what it answers is (0.001|nan) off"):
+    with pytest.raises(ValueError, match="not written, its answers differ by (0.001|nan) from"):
         export.run([f"run={run}", "format=safetensors", f"output={tmp_path / 'model.safetensors'}"])
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_text() == "an older one"

@@ -87,7 +87,7 @@ def test_forms_of_data_are_the_same_data(form):
         ({"model": lambda: nn.Linear(3, 4)}, "does not take inputs of shape \\[3, 16, 16\\]"),
         ({"model": lambda: 3}, "returns int: return a torch.nn.Module"),
         ({"method": Bottled()}, "defines prior_rows"),
-        ({"method": Features}, "is no term: derive it from dicedist.Objective"),
+        ({"method": Features}, "is not a term: derive it from dicedist.Objective"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(given, words, settings):

@@ -8,12 +8,8 @@ import pytest
 
 from tests.support import CHECKOUT
 
-PAGES = (
-    "README.md",
-    "docs/tutorials/your-networks.md",
-    "docs/tutorials/your-dataset.md",
-    "docs/tutorials/your-method.md",
-)
+TUTORIALS = sorted((CHECKOUT / "docs" / "tutorials").glob("your-*.md"))
+PAGES = ("README.md", *(path.relative_to(CHECKOUT).as_posix() for path in TUTORIALS))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -147,8 +147,8 @@ def test_refusals(call, line, teacher, tmp_path, monkeypatch):
 def test_teachers_of_other_things(teacher, tmp_path):
     keys = ["tracking=none", f"run.dir={tmp_path}", "run.name=student", "method=distill", f"teacher.run={teacher}"]
     for other, line in (
-        (["data=wine"], "knows 10 classes, not the 3 of these data or under other names"),
-        (["data=shapes", "network=resnet8"], "knows 10 classes, not the 10 of these data or under other names"),
+        (["data=wine"], "has 10 classes, these data have 3, or the names differ"),
+        (["data=shapes", "network=resnet8"], "has 10 classes, these data have 10, or the names differ"),
     ):
         with pytest.raises(ValueError, match=line):
             train.run([*keys, *other])

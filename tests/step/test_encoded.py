@@ -47,5 +47,7 @@ def test_data_of_more_classes_than_the_run_has(tmp_path, root):
     for split in ("train", "test"):
         shutil.copytree(root / split / "elm", tmp_path / "more" / split / "oak")
         shutil.copytree(root / split, tmp_path / "more" / split, dirs_exist_ok=True)
-    with pytest.raises(ValueError, match="trained on 2 classes, and the images of data.root have 3: name the data of"):
+    with pytest.raises(
+        ValueError, match="trained on 2 classes, and the images of data.root have 3: write data.root=FOLDER of"
+    ):
         evaluate.run([f"run={tmp_path / 'tiny'}", f"data.root={tmp_path / 'more'}"])

@@ -147,7 +147,10 @@ def test_a_score_that_members_lack_is_refused_or_replaced(finished, tmp_path, ca
         load_ensemble(Run.open(finished.run), asked={"ood_score": "w_only"})
     own = evaluated(finished.run, tmp_path, "calibration.ood_score=dice_x_w")
     assert own.result["calibration"]["ood_score"] == "max_softmax"
-    assert "calibration.ood_score=dice_x_w: these members have none, so max_softmax takes" in capsys.readouterr().err
+    assert (
+        "calibration.ood_score=dice_x_w: these members lack this score, so max_softmax is used"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("finished", ["mixed"], indirect=True)

@@ -88,4 +88,4 @@ def test_predict_says_whose_label_it_shows(tmp_path, run, capsys):
 
     Image.new("RGB", (32, 32), (200, 30, 30)).save(tmp_path / "red.png")
     predict.run([f"run={run.directory}", str(tmp_path / "red.png")])
-    assert "label, confidence and all that is calibrated are of the members' mean" in capsys.readouterr().err
+    assert "label, confidence and all calibrated fields come from the members' mean" in capsys.readouterr().err

@@ -143,8 +143,8 @@ def test_a_folder_does_as_well(tmp_path, hub):
     [
         (lambda: ensemble_of(3).push_to_hub(NAME, model=network, token="hf_wrong"), f"{NAME} was not pushed: .*401"),
         (lambda: ensemble_of(3).push_to_hub(NAME), r"write save\(path, model=make_network\)"),
-        (lambda: Ensemble.from_pretrained("somebody/nothing"), "somebody/nothing is no folder, and not on the hub"),
-        (lambda: Ensemble.from_pretrained("a b"), "a b is no folder, and not on the hub"),
+        (lambda: Ensemble.from_pretrained("somebody/nothing"), "somebody/nothing is neither a folder nor on the hub"),
+        (lambda: Ensemble.from_pretrained("a b"), "a b is neither a folder nor on the hub"),
     ],
 )
 def test_what_fails_is_one_line(call, words, hub):

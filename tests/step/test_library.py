@@ -201,7 +201,7 @@ def test_exported_files_answer_as_the_run(run, tmp_path):
         ("junk.pt2", "junk.pt2 is not an ensemble that dicedist.export wrote", {}),
         ("junk.safetensors", "junk.safetensors is not an ensemble that dicedist.export wrote", {}),
         ("lost.pt2", "lost.pt2: there is no such file", {}),
-        ("model.onnx", "is run by onnxruntime: load the run", {}),
+        ("model.onnx", "needs onnxruntime: load the run", {}),
         ("nothing", "nothing is not a run: it has no config.yaml", {}),
     ):
         with pytest.raises(ValueError, match=line):
@@ -253,7 +253,7 @@ def test_what_is_no_ensemble(members, ensemble, pixels):
         (lambda: Ensemble.from_members(members, 3, SIZE, std=(0, 1, 1)), "a std above 0"),
         (lambda: Ensemble.from_members(members, 3, SIZE, temperature=0), "temperature=0: write a number above 0"),
         (lambda: ensemble[[0, 0]], "the ensemble has places 0 to 2, name some once each"),
-        (lambda: ensemble.features(pixels), "networks of one's own give logits only"),
+        (lambda: ensemble.features(pixels), "networks trained elsewhere return logits only"),
         (lambda: ensemble.predict(pixels, batch_size=0), "batch_size=0: write a whole number from 1"),
     ):
         with pytest.raises(ValueError, match=line):

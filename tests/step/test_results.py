@@ -202,7 +202,7 @@ def test_logits_with_validation_are_calibrated(tmp_path):
     assert found["alpha"] == 0.2 and found["source"] == "validation" and found["num_inputs"] == 200
     assert found["ood_threshold"] is None and 0.7 < found["test"]["set_coverage"] < 0.9
     logits_in(path, val_logits=None, val_labels=None)
-    with pytest.raises(ValueError, match=r"a.npz holds no validation logits, .*: write val_logits \[M, V, K\]"):
+    with pytest.raises(ValueError, match=r"a.npz holds no validation logits, .*: add val_logits \[M, V, K\]"):
         evaluate.run([f"logits={path}", "calibration.alpha=0.2"])
     evaluate.run([f"logits={path}", "calibration.alpha=0.2", "calibration.source=test"])
     assert json.loads(result.read_text())["calibration"]["source"] == "test"
@@ -216,7 +216,7 @@ def test_probabilities_in_place_of_logits_are_noticed(tmp_path, capsys):
     assert "probabilities" not in capsys.readouterr().err
     logits_in(tmp_path / "a.npz", logits=torch.randn(3, 200, 4).softmax(2))
     evaluate.run([f"logits={tmp_path / 'a.npz'}"])
-    line = "the logits are probabilities: every row is from 0 to 1 and adds up to 1; give their logarithms"
+    line = "the logits look like probabilities: every row is in 0..1 and adds up to 1; give their logarithms"
     assert capsys.readouterr().err.count(line) == 1
     score(torch.randn(3, 20, 4).softmax(2), torch.zeros(20, dtype=torch.int64))
     assert capsys.readouterr().err.count(line) == 1

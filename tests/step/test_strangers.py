@@ -123,7 +123,7 @@ def test_a_run_decides_neither_whom_we_call_nor_what_we_run(run, tmp_path, no_ne
     with pytest.raises(ValueError, match="add data.root=http"):
         distill.run([f"run={run}", "network=mlp", "max_steps=1", "tracking=none"])
     export.run([f"run={run}", "format=safetensors"])
-    assert "random vectors, as shards is not at hand" in capsys.readouterr().out
+    assert "random vectors, because shards is not available" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="made us call"):
         evaluate.run([f"run={run}", "data.root=http://127.0.0.1:9/"])  # the user says so
 

@@ -128,4 +128,4 @@ def test_what_cannot_be_shown_is_said(capsys):
     found = calibration.fit(logits_NK[None, :30], labels_N[:30], "logits", TARGETS, {})
     assert found.threshold == NEVER and found.answered == 0
     assert "30 images of validation cannot show that at most calibration.risk=0.05" in (line := capsys.readouterr().err)
-    assert "45 right answers at the least" in line and "the ensemble abstains always" in line
+    assert "at least 45 right answers" in line and "the ensemble always abstains" in line

@@ -48,12 +48,12 @@ def small(*layers, trunk=lambda: nn.Conv2d(3, 4, 3, 2, 1)):
         (small(nn.AdaptiveAvgPool2d(1), nn.Flatten()), None),
         (small(nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(64, 4, bias=False), nn.BatchNorm1d(4)), None),
         (small(Mixing(), nn.Flatten()), "its code mixes channels"),
-        (small(Single()), "its code takes one member alone"),
-        (small(nn.Dropout(0.1), nn.Flatten()), "members draw in their layers"),
+        (small(Single()), "its code works for a single member only"),
+        (small(nn.Dropout(0.1), nn.Flatten()), "layers of members draw random numbers"),
         (small(nn.GroupNorm(2, 4), nn.Flatten()), "GroupNorm has no grouped form"),
-        (small(nn.BatchNorm2d(4, momentum=None), nn.Flatten()), "its code takes one member alone"),
+        (small(nn.BatchNorm2d(4, momentum=None), nn.Flatten()), "its code works for a single member only"),
         (small(nn.Flatten(), trunk=lambda: nn.Conv2d(3, 4, 3, 2, 1, padding_mode="circular")), "its code mixes"),
-        ([*small(nn.Flatten()), *small(nn.ReLU(), nn.Flatten())], "members are of different networks"),
+        ([*small(nn.Flatten()), *small(nn.ReLU(), nn.Flatten())], "members have different networks"),
     ],
 )
 def test_what_cannot_be_grouped_is_known(members, reason):

@@ -155,7 +155,7 @@ def test_what_is_chosen_is_what_was_asked_on_the_inputs_themselves():
             {},
             ["6 images to", "no label sets (calibration.alpha=0.1 needs 9)", "risk=0.05 needs 45 right"],
         ),
-        (20, 1, {}, ["label sets that are right in 90 ± 12 %", "the ensemble abstains always"]),
+        (20, 1, {}, ["label sets that are right in 90 ± 12 %", "the ensemble always abstains"]),
         (46, 1, {}, ["46 images to calibrate on are few: label sets that are right in 90 ± 7.7 %"]),
         (30, 1, {"coverage": 0.8}, ["30 images to calibrate on are few: label sets that are right in 90 ± 10 %"]),
         (100, 5, {"per_class": True}, ["no label sets (calibration.alpha=0.1 needs 9 of a class)"]),

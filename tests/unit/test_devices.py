@@ -74,7 +74,7 @@ def test_gpus_that_torch_cannot_use_are_refused(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", refuse)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    wanted = r"2 GPUs, and torch cannot use them \(.*12040.*: install NVIDIA driver 580.*CUDA_VISIBLE_DEVICES="
+    wanted = r"2 GPUs, but torch cannot use them \(.*12040.*: install NVIDIA driver 580.*CUDA_VISIBLE_DEVICES="
     with pytest.raises(ValueError, match=wanted):
         devices.pick_device()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -95,12 +95,12 @@ def test_a_container_without_shared_memory_is_refused(gpus, monkeypatch):
 
 
 def test_cuda_graphs_without_a_gpu_are_refused():
-    with pytest.raises(ValueError, match="compile=graphs records CUDA graphs, and there is no GPU here"):
+    with pytest.raises(ValueError, match="compile=graphs records CUDA graphs, but there is no GPU here"):
         devices.refuse_compile("graphs")
 
 
 def test_a_graph_of_w_without_a_gpu_or_of_several_ranks_is_refused():
-    with pytest.raises(ValueError, match="redundancy.graph=true records a CUDA graph, and there is no GPU here"):
+    with pytest.raises(ValueError, match="redundancy.graph=true records a CUDA graph, but there is no GPU here"):
         devices.refuse_graph(True)
     with pytest.raises(ValueError, match="write redundancy.ranks=1"):
         compose_config(["method=dice", "redundancy.graph=true", "redundancy.ranks=members"])

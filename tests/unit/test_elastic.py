@@ -31,7 +31,7 @@ def test_this_torch_has_what_elastic_runs_need():
             "create_handler takes other",
         ),
         (lambda patch: patch.setattr(elastic, "OWN_STORE", "TORCH_NO_MORE"), "TORCH_NO_MORE is not read"),
-        (lambda patch: patch.delattr(elastic.agent_api, "_TERMINAL_STATE_SYNC_ID"), "agents meet elsewhere"),
+        (lambda patch: patch.delattr(elastic.agent_api, "_TERMINAL_STATE_SYNC_ID"), "agents use another last barrier"),
         (lambda patch: patch.delattr(elastic.Fixed, "is_closed"), "RendezvousHandler has other methods"),
     ],
 )

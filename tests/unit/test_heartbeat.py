@@ -52,7 +52,7 @@ def test_a_store_behind_a_cut_link_is_blamed_itself(watched):
     one, _ = watched()
     answering = threading.Event()
     one.store.check = lambda keys: not answering.wait(30)
-    assert one.blame() == "no answer from node0 any more: the first node is lost, or the link to it is cut"
+    assert one.blame() == "no answer from node0: the first node is lost, or the link to it is cut"
     answering.set()
     del one.store.check
 

@@ -198,7 +198,7 @@ def test_a_store_that_the_internet_reaches_is_warned_of(alone_on_a_node, capsys,
         alone_on_a_node.setenv("MASTER_PORT", str(port))
         world.warn_of_exposed_store()
         told = capsys.readouterr().err
-        assert (f"torchrun's store listens there on port {port}" in told) == exposed
+        assert (f"torchrun's store listens on port {port} of a public address" in told) == exposed
         assert told.count("\n") == exposed and ("start with `dicedist train --nproc 2`" in told) == exposed
         alone_on_a_node.setenv("LOCAL_WORLD_SIZE", "1")  # of several nodes, which need the network
         world.warn_of_exposed_store()

@@ -125,7 +125,7 @@ def test_statistics_of_swag_count_every_image_once():
 @pytest.mark.parametrize("keys", [["optimizer.momentum=0.9"], ["optimizer.name=adam", "optimizer.lr=0.1"]])
 def test_langevin_noise_is_that_of_plain_sgd(keys):
     config = compose_config(["method=csgld", *keys])
-    with pytest.raises(ValueError, match="trajectory.kind=csgld cannot be followed so: write optimizer"):
+    with pytest.raises(ValueError, match="trajectory.kind=csgld does not work with these settings: write optimizer"):
         check_trajectory(config)
 
 

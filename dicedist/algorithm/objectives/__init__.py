@@ -4,7 +4,7 @@ The module of a term defines a class `Term`. Its options come from the method's 
 
     class Term(Objective):
         sends = ("logits",)                      # fields that every member must see of its peers
-        def fields(self, view): ...              # fields of its own, besides means, scales and logits
+        def fields(self, view): ...              # additional fields, besides means, scales and logits
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
 Members are coupled only through the fields that they send. Each member evaluates a joint loss with its own fields
@@ -41,7 +41,7 @@ from dicedist.config.targets import resolve
 
 @dataclass
 class View:
-    """A member's view of one step: itself, its encoding of the batch, and, after the gather, what everyone sent."""
+    """A member's view of one step: its encoding of the batch and, after the gather, the fields of all members."""
 
     index: int
     num_members: int
@@ -59,11 +59,11 @@ class View:
 
     @property
     def labels_B(self) -> Tensor:
-        """The classes; a mixed input counts for the class of its larger share."""
+        """Return the classes; a mixed input has the class of its larger share."""
         return self.targets.labels_B
 
     def rows(self, name: str, members: Sequence[int] | None = None) -> Tensor:
-        """A field of those members (all of them by default), one row each."""
+        """Stack a field of these members, by default of all."""
         chosen = range(self.num_members) if members is None else members
         return torch.stack([self.fields[member][name] for member in chosen])
 
@@ -72,14 +72,14 @@ class View:
 class FusedHead:
     """A classifier of the whole ensemble that a term trains, and that evaluation and prediction read."""
 
-    reads: str  # the field of every member that it reads: mean | map
-    part: str  # the part of a checkpoint that holds it
+    reads: str  # the field of every member that the head reads: mean | map
+    part: str  # the part of a checkpoint that holds the head
     name: str  # its name in that part
-    build: Callable[[Sequence[Sizes]], nn.Module]  # makes logits of that field, one [B, width] of every member
+    build: Callable[[Sequence[Sizes]], nn.Module]  # maps this field of every member, [B, width] each, to logits
 
 
 class Objective:
-    """A term of a method. The attributes say what it needs from the rest of the system.
+    """A term of a method. Its attributes declare what the term needs from the rest of the system.
 
     Examples:
         >>> class Confident(Objective):
@@ -91,7 +91,7 @@ class Objective:
 
     sends: ClassVar[tuple[str, ...]] = ()  # fields of every peer that each member must see; `receives` may narrow this
     min_members: int = 1
-    follows: tuple[str, ...] = ()  # schedules that it depends on, besides the learning rate
+    follows: tuple[str, ...] = ()  # schedules that the term depends on, besides the learning rate
     mixes: ClassVar[bool] = False  # the loss is defined for mixup and CutMix
     probes: ClassVar[tuple[type[Probe], ...]] = ()  # what the term reads of a member beyond features and logits
 
@@ -132,25 +132,25 @@ class Objective:
         return {}
 
     def widths(self, sizes: Sequence[Sizes]) -> dict[str, list[int]]:
-        """For each of those fields, return the floats per input of each member."""
+        """Return for each of these additional fields the floats per input of each member."""
         return {}
 
 
 class CounterpartTerm(Objective):
-    """A term with a counterpart of all members: the step gathers what it reads, and sends its answers back."""
+    """A term with a counterpart: the step gathers the fields that it reads, and sends its answers to the members."""
 
-    part: ClassVar[str] = "discriminator"  # what the counterpart is called, and saved as
+    part: ClassVar[str] = "discriminator"  # the counterpart's name in messages and checkpoints
     estimates_redundancy: ClassVar[bool] = False  # the counterpart is a w, which evaluation reads
-    conditional: bool = False  # w knows the class
-    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients it answers
-    outputs: tuple[str, ...] = ()  # what else it answers
+    conditional: bool = False  # w reads the class
+    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients the counterpart answers
+    outputs: tuple[str, ...] = ()  # other fields that it answers
 
     def reads(self, settings: RedundancyConfig) -> tuple[str, ...]:
-        """Return the fields that it reads from each member, as far as members have them."""
+        """Return the fields that the counterpart reads from each member, if members have them."""
         raise NotImplementedError
 
     def build_counterpart(self, config: Config, sizes: Sequence[Sizes]) -> Counterpart:
-        """sizes: of the members that it reads, in their order."""
+        """Build the counterpart. sizes: of the members that it reads, in their order."""
         raise NotImplementedError
 
 
@@ -158,11 +158,11 @@ class WeighingTerm(Objective):
     """A term that weighs members by their predictions for the held-out inputs, after every validation."""
 
     def weigh(self, logits_MNK: Tensor, labels_N: Tensor) -> list[float] | None:
-        """Called on rank 0: return a weight for each member; None if the term's options need none."""
+        """Return a weight for each member; None if the term's options need none. Called on rank 0."""
         raise NotImplementedError
 
     def take_weights(self, weights: Sequence[float], shared: nn.ModuleDict) -> None:
-        """Called on every rank that hosts members, with the weights of rank 0."""
+        """Store the weights from rank 0. Called on every rank that hosts members."""
         raise NotImplementedError
 
 
@@ -170,7 +170,7 @@ class Method:
     """The terms of a method and their combined needs."""
 
     def __init__(self, config: MethodConfig, own_terms: Sequence[Objective] = ()):
-        """own_terms: the user's own, which only training needs: readers of a trained run never import them."""
+        """own_terms: the user's own terms, which only training needs. Readers of a trained run never import them."""
         self.name = config.name
         self.terms = [*(build(name, options) for name, options in config.terms.items()), *own_terms]
 
@@ -185,7 +185,7 @@ class Method:
 
     @property
     def estimator(self) -> CounterpartTerm | None:
-        """The term whose counterpart estimates redundancy, which evaluation can read."""
+        """Return the term whose counterpart estimates redundancy for the evaluation."""
         return self.counterpart if self.counterpart and self.counterpart.estimates_redundancy else None
 
     @property
@@ -198,12 +198,12 @@ class Method:
 
     @property
     def probes(self) -> dict[type[Probe], Objective]:
-        """The probes of all terms, each with the first term that names it."""
+        """Return the probes of all terms, each with the first term that names it."""
         return {kind: term for term in reversed(self.terms) for kind in term.probes}
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The outputs of networks that probes read."""
+        """Return the outputs of networks that probes read."""
         return tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
 
     @property
@@ -230,7 +230,7 @@ class Method:
         return tuple(dict.fromkeys(fields))
 
     def traffic(self, sizes: Sequence[Sizes], num_classes: int, settings: RedundancyConfig) -> Traffic:
-        """What members of these sizes send to each other and to the counterpart."""
+        """Return the fields that members of these sizes send to each other and to the counterpart."""
         members = range(len(sizes))
         sampled = self.prior_rows(num_classes) is not None  # a deterministic member has no scale
         wanted = self.counterpart.reads(settings) if self.counterpart else ()
@@ -244,7 +244,7 @@ class Method:
         )
 
     def widths(self, sizes: Sequence[Sizes], num_classes: int) -> dict[str, Sequence[int]]:
-        """For every field that may be sent, the floats per input of each member."""
+        """Return for every field that may be sent the floats per input of each member."""
         features = [size.features for size in sizes]
         widths: dict[str, Sequence[int]] = {"mean": features, "scale": features, "logits": [num_classes] * len(sizes)}
         for term in self.terms:
@@ -256,7 +256,7 @@ class Method:
         return nn.ModuleDict(modules) if modules else None
 
     def companion(self, member: int, sizes: Sequence[Sizes]) -> Companion | None:
-        """The companion of the first term that has one."""
+        """Build the companion of the first term that has one."""
         return next((found for term in self.terms if (found := term.companion(member, sizes)) is not None), None)
 
     def fields(self, view: View) -> Fields:
@@ -274,15 +274,15 @@ class Method:
         return parts
 
     def refuse_mixed(self) -> None:
-        """ValueError if a term is not defined for mixed inputs."""
+        """Raise a ValueError if a term is not defined for mixed inputs."""
         if unfit := [type(term).__module__.rpartition(".")[2] for term in self.terms if not term.mixes]:
             raise ValueError(
-                f"method={self.name}: its term {unfit[0]} needs one class for each input, and loss.mixup and "
+                f"method={self.name}: its term {unfit[0]} needs one class for each input, but loss.mixup and "
                 "loss.cutmix mix two: leave them out"
             )
 
     def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
-        """Raise a ValueError if the method cannot train such an ensemble."""
+        """Raise a ValueError if the method cannot train this ensemble."""
         least = max(term.min_members for term in self.terms)
         if len(networks) < least:
             raise ValueError(
@@ -291,7 +291,7 @@ class Method:
         assert self.student(len(networks)) in (None, len(networks) - 1)
         if len([term for term in self.terms if isinstance(term, CounterpartTerm)]) > 1:
             raise ValueError(
-                f"method={self.name} has two terms with a counterpart, and one can be trained: leave one out"
+                f"method={self.name} has two terms with a counterpart, but only one can be trained: leave one out"
             )
         if config.loss.mixes:
             self.refuse_mixed()
@@ -308,7 +308,7 @@ def build(name: str, options: Mapping[str, Any]) -> Objective:
 
 
 def build_own(config: MethodConfig) -> list[Objective]:
-    """Build the user's own terms. A ValueError if one changes what a trained ensemble is: its readers lack the term."""
+    """Build the user's own terms. Refuse terms that change the trained ensemble, because readers do not import them."""
     options = config.options if isinstance(config.options, list) else [config.options or {}] * len(config.targets)
     if len(options) != len(config.targets):
         raise ValueError(
@@ -322,13 +322,13 @@ def build_own(config: MethodConfig) -> list[Objective]:
         except TypeError as error:
             raise ValueError(f"method._target_={target}, method.options={arguments}: {error}") from error
         if not isinstance(term, Objective):
-            raise ValueError(f"method._target_={target} is no term: derive it from dicedist.Objective")
+            raise ValueError(f"method._target_={target} is not a term: derive it from dicedist.Objective")
         own = {name for kind in type(term).__mro__ if not issubclass(Objective, kind) for name in vars(kind)}
         for name in ("prior_rows", "student", "fused_head"):
             if name in own:
                 raise ValueError(
-                    f"method._target_={target} defines {name}, which prediction would need its code for: leave it out, "
-                    "and choose the bottleneck or the student by method="
+                    f"method._target_={target} defines {name}, but prediction does not import your code: leave {name} "
+                    "out, and choose the bottleneck or the student by method="
                 )
         if isinstance(term, CounterpartTerm) and term.estimates_redundancy:
             raise ValueError(
@@ -339,6 +339,6 @@ def build_own(config: MethodConfig) -> list[Objective]:
 
 
 def term_class(name: str) -> type[Objective]:
-    """Return the class of a term: a trained fused head is rebuilt from it, without the term's options."""
+    """Return the class of a term, which can rebuild a trained fused head without the term's options."""
     found: type[Objective] = class_of(__name__, name, "Term", f"method.terms.{name}")
     return found

@@ -1,4 +1,4 @@
-"""Distillation, shared by the methods whose members learn from predictions: KD(s <- t) of docs/methods.md."""
+"""Distillation, for methods whose members learn from predictions: KD(s <- t) in docs/methods.md."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,7 +12,7 @@ class Distillation(Objective):
 
     def __init__(self, temperature: float):
         if not temperature > 0:
-            raise ValueError(f"temperature={temperature} of a distillation: write a number above 0")
+            raise ValueError(f"distillation with temperature={temperature}: write a number above 0")
         self.temperature = temperature
 
     def distil(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ class Distillation(Objective):
 
 
 def distil(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(t/T) || softmax(s/T)), averaged over inputs; leading dimensions are summed."""
+    """Return T^2 KL(softmax(t/T) || softmax(s/T)), averaged over inputs and summed over leading dimensions."""
     log_s_BK, log_t_BK = ((logits / temperature).log_softmax(-1) for logits in (student_BK, teacher_BK))
     divergence = F.kl_div(log_s_BK, log_t_BK, reduction="sum", log_target=True)
     return temperature**2 * divergence / student_BK.shape[-2]

@@ -25,8 +25,8 @@ class OnMaps(Distillation):
     def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
         if any(size.map is None for size in sizes):
             raise ValueError(
-                f"method={config.method.name} reads the maps before pooling, which this network does not show: write "
-                "network=resnet32, wrn28_2 or another of dicedist's own for images"
+                f"method={config.method.name} reads the maps before pooling, but this network does not return them: "
+                "write network=resnet32, wrn28_2 or another of dicedist's own for images"
             )
 
     def fields(self, view: View) -> Fields:
@@ -43,5 +43,5 @@ def map_shapes(sizes: Sequence[Sizes]) -> list[MapShape]:
 
 
 def unflattened(map_BX: Tensor, shape: MapShape) -> Tensor:
-    """A received map may be padded behind its own values, as the narrower of two fields is."""
+    """Return the map [B, C, H, W]; a received map may end with padding."""
     return map_BX[:, : math.prod(shape)].unflatten(1, shape)

@@ -1,8 +1,8 @@
 """Gradients of each member's cross-entropy with respect to the pixels, shared by GAL and GPMR.
 
-A member sends g_i = d CE_i / d x of every input. It differentiates the joint loss through its own g_i, which takes
-second derivatives, and holds its peers' constant. In training mode batch norm lets one input's loss depend on the
-others; g_n is the gradient of the sum over the batch, as in public implementations.
+A member sends g_i = d CE_i / d x of every input. The member differentiates the joint loss through its own g_i, which
+takes second derivatives, and holds its peers' gradients constant. In training mode batch norm lets one input's loss
+depend on the others; g_n is the gradient of the sum over the batch, as in public implementations.
 
 Legend: M members, B inputs, X pixels, P pairs of members.
 """
@@ -24,11 +24,11 @@ TINY = 1e-8  # below which a gradient has no direction
 
 
 class Pixels(Probe):
-    """The images that each member read, as `probed["images"]`, with respect to which its loss can be differentiated."""
+    """The images that each member read, as `probed["images"]`: leaves for gradients of its loss."""
 
     @classmethod
     def check(cls, config: Config) -> None:
-        refuse_settings(config, "needs second derivatives, which are lost here")
+        refuse_settings(config, "needs second derivatives")
 
     def on_images(self, images: Views) -> Views:
         return images.apart().map(lambda view: view.detach().requires_grad_())
@@ -53,7 +53,7 @@ class OnPixelGradients(Objective):
 
 
 def pairwise_cosines(gradients_MBX: Tensor) -> Tensor:
-    """[P, B], of the pairs i < j."""
+    """Return the cosines [P, B] of the pairs i < j."""
     directions_MBX = F.normalize(gradients_MBX, dim=-1, eps=TINY)
     num_members = len(gradients_MBX)
     first_P, second_P = torch.triu_indices(num_members, num_members, offset=1, device=gradients_MBX.device)

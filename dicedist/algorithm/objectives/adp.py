@@ -1,9 +1,9 @@
 """Adaptive diversity promoting (Pang et al., 2019): members differ in their probabilities of the wrong classes.
 
 sum CE_i - alpha H(mean_i p_i) - beta log det(N N^T + 1e-6 I), per input, averaged over the batch; the M rows of N are
-the probabilities without the true class, scaled to L2 norm 1. This scaling cancels that of the softmax, so rows are
-built from the logits of the wrong classes. They are in double precision because similar rows make the determinant
-about 1e-6.
+the probabilities without the true class, scaled to L2 norm 1. This scaling cancels the scaling of the softmax, so the
+rows are built from the logits of the wrong classes. The rows are in double precision because similar rows make the
+determinant about 1e-6.
 
 Legend: M members, B inputs, K classes, W wrong classes.
 """
@@ -21,7 +21,7 @@ class Term(Objective):
     min_members = 2
 
     def __init__(self, alpha: float, beta: float, ramp_up: bool = False):
-        """ramp_up: both terms grow with the ramp-up, as in the paper's tables; their own paper has none."""
+        """ramp_up: both terms grow with the ramp-up, as in the DICE paper's tables; the ADP paper has no ramp-up."""
         self.alpha, self.beta = alpha, beta
         self.follows = ("ramp_up",) if ramp_up else ()
 
@@ -34,13 +34,13 @@ class Term(Objective):
 
 
 def entropy(logits_MBK: Tensor) -> Tensor:
-    """The entropy H of the ensemble's prediction, per input."""
+    """Return the entropy H of the ensemble's prediction, per input."""
     p_BK = logits_MBK.softmax(-1).mean(0)
     return -(p_BK * (p_BK + 1e-20).log()).sum(-1)
 
 
 def log_volume(logits_MBK: Tensor, labels_B: Tensor) -> Tensor:
-    """log det of the rows' products, per input: large where members' wrong classes point in different directions."""
+    """Return log det(N N^T) per input: large if members give probability to different wrong classes."""
     num_members, _, num_classes = logits_MBK.shape
     wrong_W = torch.arange(num_classes - 1, device=labels_B.device)
     wrong_BW = wrong_W + (wrong_W >= labels_B[:, None])

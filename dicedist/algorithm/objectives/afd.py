@@ -1,11 +1,13 @@
 """Feature-map-level online adversarial distillation (Chung et al., 2020): nets in a ring imitate each other's maps.
 
-Member i learns from member i-1, the first from the last. CE_i + r KD(z_i <- z_{i-1}) by the run's optimiser; and by a
-second one, Adam, over the encoder alone, (1 - D_i(map_i))^2. D_i lives with member i and learns, after both, that the
-peer's map is real and the member's own fake: (1 - D_i(map_{i-1}))^2 + D_i(map_i)^2, by Adam too. Peers are constant,
-and both gradients of a member are taken at the same weights. Loss and cycle are those on which third-party descriptions
-agree; the optimisers, their schedule and the kinds of layers of D are recalled, not read; its sizes, that logits go
-round the same ring, and that D learns last are decided here. There is no code of the authors.
+Member i learns from member i-1, the first member from the last. The run's optimizer minimizes
+CE_i + r KD(z_i <- z_{i-1}). A second optimizer, Adam, minimizes (1 - D_i(map_i))^2 over the encoder alone. D_i shares
+the rank of member i. After both, D_i learns with Adam that the peer's map is real and the member's own map is fake:
+(1 - D_i(map_{i-1}))^2 + D_i(map_i)^2. Peers are constant, and both gradients of a member are taken at the same weights.
+
+The authors published no code. Third-party descriptions agree on the loss and the ring. The optimizers, their schedule
+and the layer types of D are recalled, not read. Three things are decided here: the sizes of D, that logits use the same
+ring, and that D learns last.
 
 Legend: B inputs, C channels, H rows, W columns, X = C H W.
 """
@@ -30,7 +32,7 @@ SLOPE = 0.2
 
 
 class Judge(Companion):
-    """D_i. Used in training only, so its batch norm keeps no running statistics; it sees real and fake separately."""
+    """D_i. Batch norm keeps no running statistics, as only training uses D_i. Real and fake maps pass separately."""
 
     def __init__(self, member: int, peer: int, shape: MapShape, rates: Knots, weight_decay: float, spares_norms: bool):
         super().__init__()
@@ -46,7 +48,7 @@ class Judge(Companion):
         )
 
     def forward(self, map_BX: Tensor) -> Tensor:
-        """How much of each input's map is the peer's, 0 to 1."""
+        """Return for each input how much its map looks like the peer's, 0 to 1."""
         return self.layers(unflattened(map_BX, self.shape)).sigmoid()
 
     def lesson(self, fields: Mapping[int, Fields]) -> Tensor:
@@ -88,9 +90,9 @@ class Term(OnMaps):
         spares_norms: bool,
         ramp_up: bool,
     ):
-        """rates, weight_decay: of Adam; the decay is an L2 penalty, which spares_norms keeps from norms and biases.
+        """rates, weight_decay: of Adam. The decay is an L2 penalty; spares_norms exempts norms and biases.
 
-        ramp_up: the distillation of logits grows with the ramp-up, as all do in the paper on DICE; its own has none.
+        ramp_up: the distillation of logits grows with the ramp-up, as in the DICE paper; the AFD paper has no ramp-up.
         """
         super().__init__(temperature)
         if not rates or [epoch for epoch, _ in rates] != sorted(epoch for epoch, _ in rates) or rates[0][0] != 0:
@@ -100,12 +102,12 @@ class Term(OnMaps):
 
     def check(self, config: Config, networks: Sequence[Network], sizes: Sequence[Sizes]) -> None:
         if any(network.pool is not None and not network.extractor for network in networks):
-            raise ValueError("afd teaches encoders, and network.freeze leaves nothing of them to learn: freeze less")
-        refuse_settings(config, "differentiates a batch twice, for two optimizers, which cannot be done here")
+            raise ValueError("afd trains encoders, but network.freeze freezes them entirely: freeze fewer layers")
+        refuse_settings(config, "differentiates every batch twice, for two optimizers")
         super().check(config, networks, sizes)
         if len(found := sorted({"x".join(map(str, shape)) for shape in map_shapes(sizes)})) > 1:
             raise ValueError(
-                f"afd compares maps of one shape, and members have {' and '.join(found)}: leave out "
+                f"afd needs maps of one shape, but members have {' and '.join(found)}: leave out "
                 "network.per_member, or name networks of one family"
             )
 
@@ -123,10 +125,10 @@ class Term(OnMaps):
 
 
 def before(member: int, num_members: int) -> int:
-    """The member that it learns from."""
+    """Return the member that this member learns from."""
     return (member - 1) % num_members
 
 
 def half(length: int) -> int:
-    """What a convolution of stride 2 leaves of a side."""
+    """Return the side of a map after a convolution of stride 2."""
     return (length + 1) // 2

@@ -1,7 +1,7 @@
 """Collaborative learning with intermediate-level representation sharing (Song and Chai, 2018), for branches.
 
-loss_i = CE_i + r KD(z_i <- mean of the others' logits), with peers held constant; the gradient is divided by M
-where the branches leave the trunk.
+loss_i = CE_i + r KD(z_i <- mean of the others' logits), with peers held constant. The gradient is divided by M
+at the output of the trunk.
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from dicedist.algorithm.schedules import ScheduleValues
 
 
 class DividedTrunk(Probe):
-    """Divides the gradient by M where branches leave the trunk."""
+    """Divides the gradient by M at the output of the trunk."""
 
     def on_branches(self, outputs: Views) -> Views:
         for output in (each for each in outputs.tensors if each.requires_grad):  # the trunk may be frozen

@@ -1,4 +1,4 @@
-"""Cross-entropy of each member by itself: independent training."""
+"""Cross-entropy of each member: independent training."""
 
 from torch import Tensor
 

@@ -4,14 +4,14 @@ CE_i on one sample of z_i, and delta r/(M-1) times the sum over pairs of
 
     L_G = E log D(z_i, z_j) + E log(1 - D(e, z_i)) + E log(1 - D(z_i, z_i')),   e ~ N(0, I), z_i' a second sample,
 
-by which members make different heads look unlike, and noise and a head, or a head and itself, look alike. D maximises
+which members minimize: different heads then look different, and a head looks like noise and like itself. D maximizes
 
     L_D = E log D(e, e') + E log D(z_i, z_j) + E log(1 - D(e, z_i)).
 
-Pairs are of one input, in both orders, and D is not told the class. Unlike DICE's, the gradient also reaches the scale,
-which nothing else shapes. kl: "adversarial" (the pairs with noise stand for VIB's KL, as in its equations) or
-"explicit" (VIB's KL to N(0, I), and those pairs give members no gradient). The paper states no layers, sample counts
-or weights: they are those of DICE's discriminator.
+Pairs come from one input, in both orders, and D does not read the class. Unlike in DICE, the gradient also reaches the
+scale, because no other loss does. kl="adversarial": the pairs with noise replace VIB's KL, as in the paper's equations.
+kl="explicit": VIB's KL to N(0, I), and the pairs with noise give members no gradient. The paper states no layers, no
+sample counts and no weights: they are taken from DICE's discriminator.
 
 Legend: M members, B inputs, D features, S samples, P ordered pairs, X rows, H hidden.
 """
@@ -75,7 +75,7 @@ class PairNetwork(nn.Module):
     def __init__(self, feature_dim: int):
         super().__init__()
         self.halves = nn.ModuleList(nn.Linear(feature_dim, HIDDEN, bias=half == 0) for half in range(2))
-        for parameter in self.halves.parameters():  # as torch initialises one layer of 2 D inputs
+        for parameter in self.halves.parameters():  # as torch initializes one layer of 2 D inputs
             nn.init.uniform_(parameter, -1 / math.sqrt(2 * feature_dim), 1 / math.sqrt(2 * feature_dim))
         self.rest = nn.Sequential(
             nn.LeakyReLU(SLOPE), nn.Linear(HIDDEN, HIDDEN),
@@ -111,7 +111,7 @@ class Dibs(Counterpart):
         return Answers(dict(zip(given, found, strict=True))), {"redundancy": estimate.detach()}
 
     def members_terms(self, z_SMBD: Tensor, again_SMBD: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
-        """L_G, which members minimise, by parts; with noise only where it stands for the KL."""
+        """Return the parts of L_G, which members minimize; pairs with noise only if they replace the KL."""
         terms = {
             "different": F.logsigmoid(self.clipped(self.different(z_SMBD, draws))).mean(),
             "same": F.logsigmoid(-self.clipped(self.network.both_orders(z_SMBD, again_SMBD))).mean(),
@@ -134,14 +134,14 @@ class Dibs(Counterpart):
         return {"discriminator/loss": loss.detach()}
 
     def gain(self, z_SMBD: Tensor, draws: torch.Generator) -> Tensor:
-        """L_D, which D maximises; each part is the mean over its own pairs."""
+        """Return L_D, which D maximizes; each part is the mean over its own pairs."""
         real = self.network(self.noise_like(z_SMBD, draws), self.noise_like(z_SMBD, draws))
         fake = self.network.both_orders(self.noise_like(z_SMBD, draws), z_SMBD)
         different = self.different(z_SMBD, draws)
         return F.logsigmoid(real).mean() + F.logsigmoid(different).mean() + F.logsigmoid(-fake).mean()
 
     def different(self, z_SMBD: Tensor, draws: torch.Generator) -> Tensor:
-        """D's logits of all pairs of members, in both orders."""
+        """Return D's logits of all pairs of members, in both orders."""
         pairs_P2 = within_budget(self.pairs_P2, self.config.budget, draws)
         return self.network.both_orders(z_SMBD[:, pairs_P2[:, 0]], z_SMBD[:, pairs_P2[:, 1]])
 

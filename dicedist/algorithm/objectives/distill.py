@@ -1,14 +1,14 @@
-"""Distillation of a trained ensemble: members learn what a teacher predicts for the inputs that they see.
+"""Distillation of a trained ensemble: members learn the teacher's predictions for their own training inputs.
 
-The teacher's members t = 1..T predict p_t = softmax(z_t / tau) for the same crops, flips and mixtures, the student
-q = softmax(s / tau). With `labels` = 0 nothing but the teacher counts:
+The teacher's members t = 1..T predict p_t = softmax(z_t / tau) for the same crops, flips and mixtures; the student
+predicts q = softmax(s / tau). With `labels` = 0 only the teacher counts:
 
 mean       loss = (1 - labels) tau^2 KL(mean_t p_t || q) + labels CE(s, y)          (Hinton et al., 2015)
 members    loss = (1 - labels) tau^2 KL(p_i || q_i) + labels CE(s_i, y), where student i learns from the teacher's
            member i: branches of one trunk keep what members disagree about (Hydra, Tran et al., 2020)
 
-One student for all members gains nothing from their distribution: mean_t KL(p_t || q) is KL(mean_t p_t || q) plus the
-mutual information of the teacher, which q does not change. Hence the branches.
+A single student gains nothing from the distribution of the teacher's members: mean_t KL(p_t || q) is
+KL(mean_t p_t || q) plus the mutual information of the teacher, which q does not change. Hence the branches.
 
 Legend: B inputs, T members of the teacher, K classes.
 """
@@ -32,7 +32,7 @@ TARGETS = ("mean", "members")
 
 
 class TeacherLogits(Probe):
-    """The teacher's logits [B, T, K] for the view that each member saw, as `probed["teacher"]`."""
+    """The teacher's logits [B, T, K] for the images of each member, as `probed["teacher"]`."""
 
     def __init__(self, term: Objective, hosted: Hosted, num_members: int, teacher: nn.Module | None):
         super().__init__(term, hosted, num_members, teacher)
@@ -85,5 +85,5 @@ class Term(Objective):
 
 
 def log_mean(log_p_BTK: Tensor) -> Tensor:
-    """The logarithm of the mean probabilities."""
+    """Return the logarithm of the mean probabilities."""
     return torch.logsumexp(log_p_BTK, dim=1) - math.log(log_p_BTK.shape[1])

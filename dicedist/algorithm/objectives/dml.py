@@ -1,7 +1,7 @@
 """Deep mutual learning (Zhang et al., 2018): each member also fits the predictions of every other.
 
-loss_i = CE_i + mean over j != i of KL(p_j || p_i), peers held constant. No temperature, as in its paper,
-which has no ramp-up either.
+loss_i = CE_i + mean over j != i of KL(p_j || p_i), with peers held constant. The DML paper has neither a temperature
+nor a ramp-up.
 """
 
 from torch import Tensor
@@ -15,7 +15,7 @@ class Term(Distillation):
     sends = ("logits",)
 
     def __init__(self, ramp_up: bool = False) -> None:
-        """ramp_up: the distillation grows with the ramp-up, as in the tables of the paper on DICE."""
+        """ramp_up: the distillation grows with the ramp-up, as in the DICE paper's tables."""
         super().__init__(temperature=1.0)
         self.follows = ("ramp_up",) if ramp_up else ()
 

@@ -1,11 +1,11 @@
 """Feature fusion learning (Kim et al., 2019): a classifier on the fused maps of all members teaches them, and learns.
 
-sum_i CE_i + CE(z_f) + r [sum_i KD(z_i <- z_f) + KD(z_f <- mean_i z_i)], every teacher held constant, z_f the logits of
-the fusion: all members' last maps side by side, a depthwise 3x3 convolution, a 1x1 convolution to C channels, each with
-batch norm and ReLU, average pooling, a dense layer. The fusion acts on all members at once, so it is their counterpart:
-it reads maps and logits, steps by CE(z_f) + r KD(z_f <- mean z), and answers z_f and the gradient of that loss with
-respect to every map. It has the run's optimiser with a weight decay of its own. From the authors' code, which has two
-branches; more are the obvious extension, and so are members of different numbers of channels: C is then the largest.
+sum_i CE_i + CE(z_f) + r [sum_i KD(z_i <- z_f) + KD(z_f <- mean_i z_i)], with every teacher held constant. z_f are the
+logits of the fusion: all members' last maps side by side, a depthwise 3x3 convolution, a 1x1 convolution to C channels,
+each with batch norm and ReLU, then average pooling and a dense layer. The fusion acts on all members at once, so it is
+their counterpart. It reads maps and logits, minimizes CE(z_f) + r KD(z_f <- mean z), and answers z_f and the gradient
+of this loss in every map. It uses the run's optimizer with its own weight decay. The authors' code has two branches.
+More branches, and members with different numbers of channels, are the obvious extension: C is then the largest number.
 
 Legend: M members, B inputs, C channels, K classes, X values of a map.
 """
@@ -46,7 +46,7 @@ class Fusion(nn.Module):
         )  # fmt: skip
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """maps: of every member [B, X]."""
+        """Return the fused logits. maps: of every member [B, X]."""
         each = [unflattened(map_BX, shape) for map_BX, shape in zip(maps, self.shapes, strict=True)]
         return self.layers(torch.cat(each, 1))
 
@@ -63,7 +63,7 @@ class FusedClassifier(Counterpart):
         self.network, self.temperature, self.settings = Fusion(shapes, num_classes), temperature, settings
 
     def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
-        """One backward pass gives the gradients of the maps, and those with which `study` steps."""
+        """Compute z_f and the gradients in the maps. The same backward pass leaves the gradients that `study` uses."""
         self.network.zero_grad(set_to_none=True)
         maps_MBX = read["map"].detach().requires_grad_()
         fused_BK = to_float32(self.network(maps_MBX.unbind()))
@@ -95,7 +95,7 @@ class Term(OnMaps, CounterpartTerm):
     part = "fusion"
     gradients, outputs = ("map",), ("fused",)
     follows = ("ramp_up",)
-    mixes = False  # the fusion may live where no images are, and so no shares of a mixture
+    mixes = False  # the rank of the fusion may have no images, and so no shares of a mixture
 
     def __init__(self, temperature: float, weight_decay: float):
         """weight_decay: of the fusion."""
@@ -110,7 +110,7 @@ class Term(OnMaps, CounterpartTerm):
             raise ValueError(f"method={config.method.name} fuses members, not their averages: write optimizer.ema=null")
         if len(found := sorted({f"{rows}x{columns}" for _, rows, columns in map_shapes(sizes)})) > 1:
             raise ValueError(
-                f"ffl puts the maps of all members side by side, and they are of {' and '.join(found)}: leave out "
+                f"ffl needs maps of one size, but members have {' and '.join(found)}: leave out "
                 "network.per_member, or name networks of one family"
             )
 

@@ -1,7 +1,7 @@
-"""Gradient alignment loss (Kariyappa and Qureshi, 2019): members whose losses react to the pixels in different ways.
+"""Gradient alignment loss (Kariyappa and Qureshi, 2019): members' losses depend on the pixels in different ways.
 
-(1/M) sum CE_i + weight mean_n log(sum over pairs exp cos(g_i, g_j) + 1e-20), times M, so that cross-entropy counts as
-in every other method: two public implementations differ by this factor, and the authors published none.
+(1/M) sum CE_i + weight mean_n log(sum over pairs exp cos(g_i, g_j) + 1e-20), times M, so that cross-entropy has the
+same weight as in every other method. Two public implementations differ by this factor; the authors published none.
 
 Legend: M members, B inputs, X pixels, P pairs of members.
 """
@@ -22,5 +22,5 @@ class Term(OnPixelGradients):
 
 
 def alignment(gradients_MBX: Tensor) -> Tensor:
-    """Per input: 1 + log P if all gradients agree, log P if they are orthogonal."""
+    """Return per input: 1 + log P if all gradients agree, log P if they are orthogonal."""
     return (pairwise_cosines(gradients_MBX).exp().sum(0) + 1e-20).log()

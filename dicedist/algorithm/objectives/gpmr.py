@@ -1,10 +1,10 @@
-"""Gradient phase and magnitude regularisation (Dabouei et al., 2020): A RECONSTRUCTION from its abstract.
+"""Gradient phase and magnitude regularization (Dabouei et al., 2020): A RECONSTRUCTION from its abstract.
 
 sum CE_i + phase mean_n mean over pairs (cos(g_i, g_j) + 1/(M-1))^2
          + magnitude mean_n mean_i (|g_i| / mean_j |g_j| - 1)^2
 
-M directions have a mean pairwise cosine of at least -1/(M-1), which a regular simplex reaches: the optimal bound that
-the paper speaks of. Its exact penalties and weights are not known, and ours are untuned.
+M directions have a mean pairwise cosine of at least -1/(M-1), which a regular simplex reaches. This is the optimal
+bound that the paper mentions. Its exact penalties and weights are not known, and ours are untuned.
 
 Legend: M members, B inputs, X pixels, P pairs of members.
 """
@@ -30,11 +30,11 @@ class Term(OnPixelGradients):
 
 
 def phase(gradients_MBX: Tensor) -> Tensor:
-    """Per input: 0 for a regular simplex, 1/(M-1)^2 for orthogonal gradients."""
+    """Return per input: 0 for a regular simplex, 1/(M-1)^2 for orthogonal gradients."""
     return (pairwise_cosines(gradients_MBX) + 1 / (len(gradients_MBX) - 1)).square().mean(0)
 
 
 def magnitude(gradients_MBX: Tensor) -> Tensor:
-    """Per input: 0 where all members' gradients have the same norm."""
+    """Return per input: 0 if all members' gradients have the same norm."""
     norms_MB = torch.linalg.vector_norm(gradients_MBX, dim=-1)
     return (norms_MB / norms_MB.mean(0).clamp_min(TINY) - 1).square().mean(0)

@@ -1,12 +1,12 @@
-"""Knowledge distillation via collaborative learning (Guo et al., 2020): members and their best combination as teacher.
+"""Knowledge distillation via collaborative learning (Guo et al., 2020): the best combination of members is the teacher.
 
-loss_i = CE_i + weight r KD(z_i <- z_t), with the teacher z_t held constant. There is no code of the authors; the
-definitions are those on which third-party descriptions agree. Teachers:
+loss_i = CE_i + weight r KD(z_i <- z_t), with the teacher z_t held constant. The authors published no code; third-party
+descriptions agree on these definitions. Teachers:
 
 naive      per input, the logits of the member with the lowest cross-entropy
-minlogit   z_t[k] = min_i (z_i[k] - z_i[y]): its cross-entropy is never above that of the best member
+minlogit   z_t[k] = min_i (z_i[k] - z_i[y]): its cross-entropy is never above the best member's
 general    z_t = sum_i w_i z_i, w = C^-1 1 / (1^T C^-1 1), C_ij the mean product of the errors p_i - onehot(y) and
-           p_j - onehot(y) on the held-out images; found anew after every epoch, 1/M before the first
+           p_j - onehot(y) on the held-out images; updated after every epoch, 1/M before the first
 
 Legend: M members, B inputs, N held-out inputs, K classes.
 """
@@ -40,7 +40,7 @@ class Term(Distillation, WeighingTerm):
     mixes = False  # its teachers are chosen by the label
 
     def __init__(self, temperature: float, teacher: str = "minlogit", weight: float = 1.0, ramp_up: bool = True):
-        """ramp_up: the distillation grows with the ramp-up, as all do in the paper on DICE; its own has none."""
+        """ramp_up: the distillation grows with the ramp-up, as in the DICE paper; the KDCL paper has no ramp-up."""
         super().__init__(temperature)
         if teacher not in TEACHERS:
             raise ValueError(f"method.terms.kdcl.teacher={teacher}: write one of {', '.join(TEACHERS)}")
@@ -93,13 +93,13 @@ def minlogit(logits_MBK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def general_weights(logits_MNK: Tensor, labels_N: Tensor) -> Tensor:
-    """Weights that sum to 1 and minimise the squared error of the weighted mean; some may be negative."""
+    """Return weights that sum to 1 and minimize the squared error of the weighted mean; some may be negative."""
     errors_MNK = logits_MNK.double().softmax(2) - F.one_hot(labels_N, logits_MNK.shape[2])
     return least_error_weights(torch.einsum("ink,jnk->ij", errors_MNK, errors_MNK) / len(labels_N))
 
 
 def least_error_weights(products_MM: Tensor) -> Tensor:
-    """Members that agree make the matrix singular: a little on its diagonal then gives them equal weights."""
+    """Solve for the weights. Equal members make the matrix singular; a small diagonal then gives equal weights."""
     num_members = len(products_MM)
     ridge = 1e-6 * products_MM.trace() / num_members
     ones_M = torch.ones(num_members, dtype=products_MM.dtype)

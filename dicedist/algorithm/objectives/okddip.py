@@ -3,7 +3,7 @@
 With peers a, b = 1..M-1 and the student M:
 sum CE + r [sum_a KD(z_a <- sum_b A_ab z_b) + KD(z_M <- mean_a z_a)], A_ab = softmax_b <q(h_a), k(h_b)>, where q and k
 are dense layers from D to D/8 without bias, shared by the peers. As in the authors' code, no teacher is held constant,
-so a peer also moves towards those that it teaches. Where features are sampled (CEB, DICE), h is their mean.
+so a peer also moves towards the peers that it teaches. If features are sampled (CEB, DICE), h is their mean.
 Without a leader (OKDDip-E, which is used as an ensemble) there is no student: all M members are peers.
 
 Legend: M members, B inputs, D features, K classes, A and C peers.

@@ -2,8 +2,8 @@
 
 sum CE_i + CE(z_e) + r sum KD(z_i <- z_e), z_e = sum_i g_i z_i, with the teacher held constant and the gate
 g = softmax(ReLU(BN(Linear(pooled output of the trunk, M)))). Row i of the gate serves member i alone, so member i
-computes its own gate and sends the result, one float per input. In branches all rows read the shared trunk, which is
-ONE's gate. In nets, which ONE does not have, row i reads the trunk of member i.
+computes its own gate and sends the result, one float per input. In branches all rows read the shared trunk: this is
+ONE's gate. ONE has no nets; here row i reads the trunk of net i.
 
 Legend: M members, B inputs, C channels, K classes.
 """
@@ -24,7 +24,7 @@ from dicedist.config.schema import Config
 
 
 class Gate(nn.Module):
-    """Used in training only, so its batch norm keeps no running statistics."""
+    """The gate. Batch norm keeps no running statistics, because only training uses the gate."""
 
     def __init__(self, trunk_dim: int, num_members: int):
         super().__init__()
@@ -34,10 +34,10 @@ class Gate(nn.Module):
     def forward(self, pooled_BC: Tensor, member: int) -> Tensor:
         row = slice(member, member + 1)
         opened_B1 = F.linear(pooled_BC, self.linear.weight[row], self.linear.bias[row])
-        # Normalised by hand, because torch's batch norm rejects a batch of one, with which an epoch may end.
+        # Normalized by hand, because torch's batch norm rejects a batch of one, with which an epoch may end.
         centred_B1 = opened_B1 - opened_B1.mean(0)
-        normalised_B1 = centred_B1 * (centred_B1.square().mean(0) + self.norm.eps).rsqrt()
-        return F.relu(normalised_B1 * self.norm.weight[row] + self.norm.bias[row])
+        normalized_B1 = centred_B1 * (centred_B1.square().mean(0) + self.norm.eps).rsqrt()
+        return F.relu(normalized_B1 * self.norm.weight[row] + self.norm.bias[row])
 
 
 class Term(Distillation):
@@ -74,5 +74,5 @@ class Term(Distillation):
 
 
 def gated(gates_MB1: Tensor, logits_MBK: Tensor) -> Tensor:
-    """Return z_e, the members' logits weighed by the softmax of their gates."""
+    """Return z_e, the members' logits weighted by the softmax of their gates."""
     return (gates_MB1.softmax(0) * logits_MBK).sum(0)

@@ -1,11 +1,11 @@
 """Peer collaborative learning (Wu and Gong, 2021): branches learn from a fused teacher and from their peers' averages.
 
-CE(z_e) + sum_i [CE_i + r KD(z_i <- z_e) + r mean over j != i of KD(z_i <- z~_j)], z_e = W [h_1; ...; h_M] + b one dense
-layer on all branches' features, held constant as a teacher; z~_j the logits of the moving average of trunk and branch
-j, on the view of branch j. Member i computes its own share W_i h_i + b/M of z_e and sends that, never its features: so
-the sum over members is the whole gradient of b too. From public code that is not the authors'; as there, averages
-normalise by the batch in training. Their running statistics are averaged like the weights, where that code lets the
-averaged network gather its own.
+CE(z_e) + sum_i [CE_i + r KD(z_i <- z_e) + r mean over j != i of KD(z_i <- z~_j)]. z_e = W [h_1; ...; h_M] + b is one
+dense layer on all branches' features, held constant as a teacher. z~_j are the logits of the moving average of trunk
+and branch j, on the view of branch j. Member i computes and sends its own share W_i h_i + b/M of z_e, not its features.
+So the sum over members is also the whole gradient of b. The source is public code that is not the authors'. As there,
+averages normalize by the batch in training. Their running statistics are averaged like the weights; in that code the
+averaged network collects its own.
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -36,7 +36,7 @@ class Fusion(nn.Module):
         self.dense = nn.Linear(sum(feature_dims), num_classes)
 
     def share(self, features_BD: Tensor, member: int) -> Tensor:
-        """The member's share of the fused logits."""
+        """Return the member's share of the fused logits."""
         first = sum(self.feature_dims[:member])
         weight_KD = self.dense.weight[:, first : first + self.feature_dims[member]]
         return F.linear(features_BD, weight_KD, self.dense.bias / len(self.feature_dims))

@@ -14,7 +14,7 @@ from dicedist.config.schema import Config, RedundancyConfig
 class Term(CounterpartTerm):
     follows = ("ramp_up", "covariance", "delta")
     estimates_redundancy = True
-    mixes = True  # w is told the label of the larger share (docs/backbones.md)
+    mixes = True  # w reads the label of the larger share (docs/backbones.md)
 
     def __init__(self, conditional: bool):
         self.conditional = conditional

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from dicedist.algorithm.objectives import Objective, View
 from dicedist.algorithm.schedules import ScheduleValues
 
-TINY = -80.0  # below which softplus(x) is exp(x) to the last bit, and leaves the normal floats
+TINY = -80.0  # below this x, softplus(x) equals exp(x) to the last bit and becomes denormal
 
 
 class Term(Objective):
@@ -33,7 +33,7 @@ class Term(Objective):
             return gaussian_divergence(mean_BD, scale_BD, self.backward_mean(prior_KD, labels_B), raw_BD).mean()
 
         compression = self.weight(now) * view.targets.expected(divergence)
-        # Last, because gradients of the mean are added in the reverse order of its uses.
+        # Last, because autograd adds the gradients of the mean in the reverse order of its uses.
         return {"cross_entropy": view.targets.cross_entropy(own.logits_BK), "compression": compression}
 
     def backward_mean(self, prior_KD: Tensor, labels_B: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ class Term(Objective):
 def gaussian_divergence(
     mean_BD: Tensor, scale_BD: Tensor, prior_BD: Tensor, raw_scale_BD: Tensor | None = None
 ) -> Tensor:
-    """KL(N(mean, scale^2) || N(prior, 1)), summed over dimensions: zero at scale = 1, mean = prior.
+    """Return KL(N(mean, scale^2) || N(prior, 1)), summed over dimensions: zero at scale = 1, mean = prior.
 
-    raw_scale_BD: if the scale is its softplus, the divergence stays finite where the scale underflows to zero.
+    raw_scale_BD: the scale before softplus. With it, the divergence stays finite when the scale underflows to zero.
     """
     if raw_scale_BD is None:
         return 0.5 * (scale_BD.square() - 2 * scale_BD.log() - 1 + (mean_BD - prior_BD).square()).sum(-1)
@@ -58,10 +58,10 @@ def gaussian_divergence(
 
 
 class DivergenceOfSoftplus(torch.autograd.Function):
-    """The divergence with gradients in half of the kernels that autograd would launch.
+    """The divergence; its gradients take half of the kernels that autograd would launch.
 
-    Far below zero softplus(x) is exp(x), whose logarithm is x: finite, and with a gradient. The scale is given twice,
-    for its logarithm and for its square, so that its gradients are added one by one, in the order that they always had.
+    Far below zero softplus(x) is exp(x), and its logarithm is x: finite, with a gradient. The scale is passed twice,
+    for its logarithm and for its square, so that autograd adds the two gradients in the order of earlier versions.
     """
 
     @staticmethod

@@ -1,16 +1,16 @@
 """Ensembles along a trajectory: one training of a member leaves several predictors, its samples.
 
-sse, fge and csgld keep the weights at certain moments; swag, vi and kfac_laplace draw them when training is over. All
-train cross-entropy alone. M members and S samples make M S predictors, each an ordinary member to whoever evaluates,
-predicts or exports. Epochs are those of the reference run (schedules.reference_epochs), which a run of another length
-goes through at its own pace.
+sse, fge and csgld keep the weights at certain epochs; swag, vi and kfac_laplace draw weights after training. All kinds
+train with cross-entropy only. M members and S samples make M S predictors. Evaluation, prediction and export treat each
+predictor as an ordinary member. Epochs are counted in the reference run (schedules.reference_epochs); a run of another
+length is scaled to it.
 
 The module of a kind defines a class `Trajectory`, whose options come from the config:
 
     class Trajectory(Kind):
         def rate(self, epoch): ...              # the learning rate
         moments = [...]                         # epochs after which a member's weights are kept as a sample
-        def collector(self, member): ...        # a state of its own, saved beside the member
+        def collector(self, member): ...        # additional state, saved with the member
 """
 
 import copy
@@ -34,7 +34,7 @@ Labelled = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a trajectory knows of its run."""
+    """The facts about a run that a trajectory needs."""
 
     num_images: int
     weight_decay: float
@@ -42,7 +42,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Batches for what is done after the last step."""
+    """Batches for the work after the last step."""
 
     augmented: Images
     plain: Labelled
@@ -50,13 +50,13 @@ class TrainingSet:
 
 
 class Collector(nn.Module):
-    """What a member gathers on its way besides samples; saved with the checkpoint. By default nothing is done."""
+    """State that a member collects during training, saved with the checkpoint. By default the hooks do nothing."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return no_optimizer()
 
     def encoder(self, member: Member) -> nn.Module | None:
-        """In place of the member's own encoding in training."""
+        """Return the module that encodes in place of the member during training, if any."""
         return None
 
     def before_step(self, epoch: float, draws: torch.Generator) -> None: ...
@@ -64,10 +64,10 @@ class Collector(nn.Module):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
     def after_epoch(self, member: Member, epoch: float) -> None:
-        """epoch: that is over."""
+        """epoch: the epoch that has ended."""
 
     def samples(self, member: Member, draws: Sequence[torch.Generator], data: TrainingSet) -> list[Member]:
-        """Draws as many samples as there are generators, after the last step."""
+        """Draw one sample per generator, after the last step."""
         raise NotImplementedError
 
 
@@ -75,9 +75,9 @@ class Kind:
     """One kind of trajectory. By default the learning rate follows `learning_rate`, linearly between its knots."""
 
     moments: Sequence[float] = ()
-    restart: float | None = None  # the epoch at which the optimiser begins anew
-    tunes: bool = False  # whether it needs held-out images
-    plain_sgd: bool = False  # whether its noise is derived for SGD without momentum
+    restart: float | None = None  # the epoch at which the optimizer is reset
+    tunes: bool = False  # needs held-out images
+    plain_sgd: bool = False  # its noise is derived for SGD without momentum
 
     def __init__(self, samples: int, learning_rate: Knots = ()):
         if samples < 1:
@@ -88,7 +88,7 @@ class Kind:
         return piecewise_linear(self.knots, epoch)
 
     def deviation(self, epoch: float, num_images: int) -> float:
-        """The deviation of the noise that every weight gets after a step at that epoch."""
+        """Return the deviation of the noise that is added to every weight after a step at this epoch."""
         return 0.0
 
     def collector(self, member: Member, surroundings: Surroundings) -> Collector | None:
@@ -97,7 +97,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Clock:
-    pace: float  # epochs of the reference run in an epoch of this one
+    pace: float  # epochs of the reference run per epoch of this run
     steps_per_epoch: int
 
     def epoch(self, step: int) -> float:
@@ -108,7 +108,7 @@ class Clock:
 
 
 class Trajectories:
-    """Those of the members on this rank. Does nothing in a run without: no kind, no collectors, no samples."""
+    """The trajectories of the members on this rank. Without a kind there are no collectors and no samples."""
 
     def __init__(
         self, kind: Kind | None, hosted: Hosted, clock: Clock, total_steps: int, surroundings: Surroundings, seed: int
@@ -121,8 +121,8 @@ class Trajectories:
             return
         if len(self.steps) < len(kind.moments) or max(self.steps, default=0) > total_steps or 0 in self.steps:
             raise ValueError(
-                f"trajectory.samples={kind.samples}: the run of {total_steps} steps ends before the last sample, or is "
-                "too short to tell them apart; write more epochs, shorter cycles or fewer samples"
+                f"trajectory.samples={kind.samples}: the run of {total_steps} steps ends before the last sample, or "
+                "two samples fall on one step; write more epochs, shorter cycles or fewer samples"
             )
         for index in hosted.members:
             collector = kind.collector(hosted.member(index), surroundings)
@@ -135,12 +135,12 @@ class Trajectories:
 
     @property
     def encoders(self) -> dict[int, nn.Module]:
-        """For each member, what takes the place of its own encoding."""
+        """Return by member the module that encodes in its place."""
         found = {i: collector_of(part).encoder(self.hosted.member(i)) for i, part in self.collectors.items()}
         return {index: encoder for index, encoder in found.items() if encoder is not None}
 
     def expect(self, files: Sequence[str]) -> None:
-        """Make room for the samples that a checkpoint of these files holds; its weights are loaded into them."""
+        """Create the samples that a checkpoint with these files holds, so that their weights can be loaded."""
         for index in self.hosted.members if self.kind else ():
             for nth in range(self.kind.samples if self.kind else 0):
                 if f"{sample_name(index, nth)}.safetensors" in files:
@@ -156,7 +156,7 @@ class Trajectories:
                 part.optimizer.state.clear()
 
     def after_step(self, done: int) -> None:
-        """done: steps, this one among them."""
+        """done: the number of steps, including this one."""
         if self.kind is None:
             return
         for part in self.collectors.values():
@@ -172,7 +172,7 @@ class Trajectories:
                 self.keep(index, self.steps[done], copy.deepcopy(member))
 
     def finish(self, data: TrainingSet) -> None:
-        """Draw the samples that were not kept on the way; drawn once more, they are the same."""
+        """Draw the samples that were not kept during training. Drawing again gives the same samples."""
         if self.kind is None or len(self.samples) == self.kind.samples * len(self.hosted.members):
             return
         for index, part in self.collectors.items():
@@ -207,7 +207,7 @@ def disturb(module: nn.Module, deviation: float, draws: torch.Generator) -> None
 
 
 def build(options: Mapping[str, Any]) -> Kind | None:
-    """The kind that the config names, with its options; None if members are trained once."""
+    """Build the kind that the config names, with its options; None for ordinary training."""
     options = dict(options)
     name = options.pop("kind")
     if name == "none":

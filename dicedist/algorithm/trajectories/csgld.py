@@ -1,9 +1,9 @@
 """Cyclical stochastic gradient Langevin dynamics (Zhang et al., 2020): noise and samples at the end of cosine cycles.
 
 theta <- theta - lr grad + sqrt(2 lr T/N) xi samples exp(-N L/T), L being the mean loss with weight decay. This holds
-for SGD without momentum. Public codes differ in T alone: 0.0818 stands for the noise of Ashukha et al., 2020 (782
-batches of 64), 1 is the posterior. In the last `noise_epochs` epochs of every cycle each step adds noise, and each
-of these epochs ends with a sample.
+for SGD without momentum. Public implementations differ only in T: 0.0818 gives the noise of Ashukha et al., 2020 (782
+batches of 64), and 1 gives the posterior. In the last `noise_epochs` epochs of every cycle each step adds noise, and
+each of these epochs ends with a sample.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Fast geometric ensembling (Garipov et al., 2018): after training, short triangular cycles, a sample at each minimum.
 
-As in Ashukha et al., 2020, the cycles begin with a new optimiser after the end of the first schedule; the authors stop
-a longer one early, and keep their optimiser's state.
+The cycles begin with a new optimizer after the end of the first schedule, as in Ashukha et al., 2020. FGE's authors
+stop a longer schedule early and keep the optimizer's state.
 """
 
 from dicedist.algorithm.schedules import Knots

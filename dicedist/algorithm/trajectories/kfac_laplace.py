@@ -1,4 +1,4 @@
-"""Laplace's approximation by Kronecker factors (Ritter et al., 2018), as in Ashukha et al., 2020, with a slip mended.
+"""Laplace's approximation by Kronecker factors (Ritter et al., 2018), as in Ashukha et al., 2020, with one correction.
 
 After training, one pass over the training set: for each convolution and dense layer, with a column for its bias,
 X = sum over inputs and positions of a a^T, and G = sum of g g^T, g the gradient of each input's own cross-entropy (the
@@ -7,8 +7,9 @@ pi = (tr X / dim X) / (tr G / dim G). A sample is
 
     W + scale sqrt(positions) A Z B^T,   A A^T = G'^-1, B B^T = X'^-1.
 
-With Cholesky factors G' = L L^T this needs A = L^-T; the reference takes L^-1, which has other directions, so its tuned
-scales are not ours. scale: auto takes the one of the highest held-out likelihood. Batch norms stay at the mode.
+With Cholesky factors G' = L L^T this needs A = L^-T. The reference uses L^-1, which has other directions, so its tuned
+scales do not apply here. scale=auto chooses the scale with the highest held-out likelihood. Batch norms stay at the
+mode.
 """
 
 import copy
@@ -54,7 +55,7 @@ class Factors:
         return cls(next(sides), next(sides), positions)
 
     def root(self, decay: float) -> tuple[Tensor, Tensor]:
-        """A and B."""
+        """Return A and B."""
         damping = decay * self.positions
         ratio = (self.inputs.trace() / len(self.inputs)) / (self.outputs.trace() / len(self.outputs))
         return (
@@ -64,14 +65,14 @@ class Factors:
 
 
 def inverse_root(matrix: Tensor, damping: float) -> Tensor:
-    """R with R R^T = (matrix + damping I)^-1."""
+    """Return R with R R^T = (matrix + damping I)^-1."""
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     lower = torch.linalg.cholesky(matrix + damping * identity)
     return torch.linalg.solve_triangular(lower, identity, upper=False).T
 
 
 class Laplace(Collector):
-    """Has no state on the way: everything is found in one pass after the last step."""
+    """A collector without state: one pass after the last step computes everything."""
 
     def __init__(self, scale: float | str, surroundings: Surroundings):
         super().__init__()
@@ -83,7 +84,7 @@ class Laplace(Collector):
         return [moved(member, step, scale) for step in steps]
 
     def directions(self, factors: dict[str, Factors], draws: Sequence[torch.Generator]) -> list[dict[str, Tensor]]:
-        """For each draw and layer, how its weights [outputs, inputs] move at scale 1."""
+        """Return for each draw and layer the change of its weights [outputs, inputs] at scale 1."""
         roots = {path: (*found.root(self.decay), found.positions) for path, found in factors.items()}
         return [
             {
@@ -126,7 +127,7 @@ def held_out_likelihood(samples: Sequence[Member], held_out: Labelled) -> float:
 
 
 def kronecker_factors(member: Member, batches: Labelled) -> dict[str, Factors]:
-    """Sums over all inputs, in evaluation mode; the order of the inputs does not matter."""
+    """Sum the factors over all inputs in evaluation mode; the order of the inputs does not matter."""
     network = copy.deepcopy(member).requires_grad_(True).eval()
     found: dict[str, Factors] = {}
     hooks = [
@@ -143,7 +144,7 @@ def kronecker_factors(member: Member, batches: Labelled) -> dict[str, Factors]:
 
 
 def summing(found: dict[str, Factors], path: str) -> Callable[[Any, tuple[Tensor, ...], Tensor], None]:
-    """A forward hook: the inputs' products are added at once, the gradients' when backward comes by."""
+    """Return a forward hook that adds the inputs' products at once, and the gradients' products during backward."""
 
     def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         rows_XI = patches(layer, inputs[0].detach())
@@ -163,10 +164,10 @@ def summing(found: dict[str, Factors], path: str) -> Callable[[Any, tuple[Tensor
 
 
 def patches(layer: nn.Conv2d | nn.Linear, inputs: Tensor) -> Tensor:
-    """[inputs and positions, what a weight row is multiplied with]."""
+    """Return one row for each input and position: the values that a row of weights multiplies."""
     if isinstance(layer, nn.Linear):
         return inputs
     if layer.groups != 1 or not isinstance(layer.padding, tuple):
-        raise ValueError("kfac_laplace takes plain convolutions only: name another network")
+        raise ValueError("kfac_laplace supports plain convolutions only: name another network")
     columns_BIX = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
     return columns_BIX.transpose(1, 2).flatten(0, 1)

@@ -1,8 +1,8 @@
 """SWAG (Maddox et al., 2019): a Gaussian around the mean of the weights after every epoch, of low rank and diagonal.
 
-theta = mean + sqrt(scale) (sqrt(variance) xi1 + D^T xi2 / sqrt(R - 1)), D the last R deviations from the running means
-of their time. Fewer than R divide by their own number. Batch norm statistics of a sample are computed anew over the
-augmented training set. The moments are kept in double precision on the CPU, where they cancel no digits.
+theta = mean + sqrt(scale) (sqrt(variance) xi1 + D^T xi2 / sqrt(R - 1)). D holds the last R deviations, each from the
+running mean at its time. With fewer deviations, R is their number. The batch norm statistics of a sample are recomputed
+over the augmented training set. The moments are kept on the CPU in double precision, to avoid cancellation.
 
 Legend: P parameters, R deviations.
 """
@@ -24,7 +24,7 @@ SMALLEST = 1e-30  # variance
 
 class Trajectory(Kind):
     def __init__(self, samples: int, learning_rate: Knots, start: float, rank: int, scale: float):
-        """start: the epoch after which weights are collected. scale: a factor on the variance."""
+        """start: the epoch after which weights are collected. scale: the factor on the variance."""
         super().__init__(samples, learning_rate)
         if rank < 2:
             raise ValueError(f"trajectory.rank={rank}: write a whole number from 2")
@@ -71,7 +71,7 @@ class Moments(Collector):
 
     def samples(self, member: Member, draws: Sequence[torch.Generator], data: TrainingSet) -> list[Member]:
         if not self.count:
-            raise ValueError(f"no epoch ended after trajectory.start={self.start}: write more epochs, or less")
+            raise ValueError(f"no epoch ended after trajectory.start={self.start}: write more epochs, or lower it")
         found = []
         for one in draws:
             sample = copy.deepcopy(member).train()
@@ -85,9 +85,9 @@ class Moments(Collector):
 
 
 def renew_statistics(member: Member, images: Images) -> None:
-    """Compute the statistics of batch norms again: the mean over batches, each weighted by its size.
+    """Recompute the statistics of batch norms: the mean over batches, each weighted by its size.
 
-    torch's update_bn weighs batches equally, so the inputs of a smaller last one would count for more.
+    torch's update_bn gives batches equal weights, so the inputs of a smaller last batch would count for more.
     """
     norms = [module for module in member.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]

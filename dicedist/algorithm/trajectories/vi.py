@@ -1,10 +1,10 @@
-"""Variational inference with a fully factorised Gaussian, as in Ashukha et al., 2020: from a trained network on.
+"""Variational inference with a fully factorized Gaussian, as in Ashukha et al., 2020, starting from a trained network.
 
 The weights of convolutions and dense layers become W = mu + exp(rho) e; biases and batch norms stay as they are. The
 loss gains (beta/N) sum over weights of 0.5 (sigma^2/s^2 - 1 - log(sigma^2/s^2)) with the prior's variance
-s^2 = 1/(N weight_decay); the mean's part of the KL is the weight decay, which beta does not weigh: a cold posterior,
-and no bound. One e serves a batch; the dense layer draws its outputs instead (local reparameterisation). rho has an
-Adam of its own. A sample has one e for all inputs, so that it does not depend on batches.
+s^2 = 1/(N weight_decay). The mean's part of the KL is the weight decay, which beta does not scale: a cold posterior,
+and no bound. All inputs of a batch share one e; the dense layer draws its outputs instead (local reparameterization).
+rho has its own Adam optimizer. A sample has one e for all inputs, so that it does not depend on batches.
 
 Legend: B inputs, K classes.
 """
@@ -20,13 +20,13 @@ from dicedist.algorithm.member import Encode, Encoding, Member
 from dicedist.algorithm.schedules import Knots
 from dicedist.algorithm.trajectories import Collector, Kind, Surroundings, TrainingSet, device_of
 
-RHO = (-5.1, -5.0)  # between which rho begins
+RHO = (-5.1, -5.0)  # the range of the initial rho
 DENSE = "classifier.weight"
 
 
 class Trajectory(Kind):
     def __init__(self, samples: int, learning_rate: Knots, start: float, beta: float, rho_lr: float):
-        """start: the epoch at which the network counts as trained."""
+        """start: the epoch at which variational training begins."""
         super().__init__(samples, learning_rate)
         self.start, self.beta, self.rho_lr, self.restart = start, beta, rho_lr, start
 
@@ -40,13 +40,13 @@ class Posterior(Collector):
         layers = (nn.Conv2d, nn.Linear)
         self.names = [f"{path}.weight" for path, module in member.named_modules() if isinstance(module, layers)]
         weights = dict(member.named_parameters())
-        draws = torch.Generator().manual_seed(0)  # the spread at the start is the same for every member
+        draws = torch.Generator().manual_seed(0)  # all members start with the same spread
         starts = {name: torch.empty(weights[name].shape).uniform_(*RHO, generator=draws) for name in self.names}
         self.rhos = nn.ParameterList([rho.to(weights[name].device) for name, rho in starts.items()])
         self.start, self.rho_lr = start, rho_lr
         self.weight = beta / surroundings.num_images
         self.prior_variance = 1 / (surroundings.num_images * surroundings.weight_decay)
-        self.noise: dict[str, Tensor] | None = None  # of this step; None while the network is still trained plainly
+        self.noise: dict[str, Tensor] | None = None  # of this step; None before variational training begins
         self.dense_draws: torch.Generator | None = None
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -72,14 +72,14 @@ class Posterior(Collector):
         }
 
     def divergence(self) -> Tensor:
-        """The part of the KL that beta weighs: zero, with zero gradient, where sigma^2 is the prior's variance."""
+        """Return the part of the KL that beta scales: zero, with zero gradient, if sigma^2 is the prior's variance."""
         ratios = [(2 * rho).exp() / self.prior_variance for rho in self.rhos]
         return torch.stack([(0.5 * (ratio - 1 - ratio.log())).sum() for ratio in ratios]).sum()
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.noise is None:
             return
-        (self.weight * self.divergence()).backward()  # beside what the members' losses left there
+        (self.weight * self.divergence()).backward()  # added to the gradients of the members' losses
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -98,7 +98,7 @@ class Posterior(Collector):
 class SampledEncode(Encode):
     def __init__(self, member: Member, posterior: Posterior):
         super().__init__(member)
-        self.posterior = [posterior]  # in a list, so that it is not a module of this one
+        self.posterior = [posterior]  # in a list, so that it does not become a submodule
 
     def forward(self, inputs: Tensor, noise_BD: Tensor | None) -> Encoding:
         (posterior,) = self.posterior

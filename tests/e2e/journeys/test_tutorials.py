@@ -31,8 +31,10 @@ def script_of(page, replaced):
     return text
 
 
-def test_every_tutorial_is_walked_here():
-    assert {path.name for path in TUTORIALS.glob("*.md")} == {"compare.md", "photos.md", "serve.md", "spot.md"}
+def test_every_tutorial_is_walked():
+    """Pages named your-* run in tests/e2e/test_tutorials.py, which lists them from the folder."""
+    pages = {path.stem for path in TUTORIALS.glob("*.md") if not path.stem.startswith("your-")}
+    assert {page for page in pages if f"test_{page}" not in globals()} == set()
 
 
 @pytest.mark.timeout(2400)  # four estimators of redundancy are trained
