@@ -249,10 +249,7 @@ def test_what_is_no_ensemble(members, ensemble, pixels):
         (lambda: Ensemble.from_members(members, 3, SIZE, average="votes"), "average=votes: write logits or prob"),
         (lambda: Ensemble.from_members([3], 3, SIZE), "member 0 is a int: give torch modules"),
         (lambda: Ensemble.from_members(members, 3, 9), r"member 0 cannot read images \[2, 3, 9, 9\]: "),
-        (
-            lambda: Ensemble.from_members(members, 3, SIZE, mean=(0.5,)),
-            r"mean=\(0.5,\) and std=.*: give one number for each",
-        ),
+        (lambda: Ensemble.from_members(members, 3, SIZE, mean=(0.5,)), r"mean=\(0.5,\) and std=.*: give one number"),
         (lambda: Ensemble.from_members(members, 3, SIZE, std=(0, 1, 1)), "a std above 0"),
         (lambda: Ensemble.from_members(members, 3, SIZE, temperature=0), "temperature=0: write a number above 0"),
         (lambda: ensemble[[0, 0]], "the ensemble has places 0 to 2, name some once each"),
