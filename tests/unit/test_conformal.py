@@ -176,7 +176,7 @@ def test_an_ensemble_that_guesses_is_named(accuracy, says):
     assert (line is not None) == says
     if line:
         assert line.startswith(f"No better than guessing: {100 * accuracy:.1f} % of the test set is right, and 40.0 %")
-        assert "bottleneck.log_beta" in line and "method=ind" in line
+        assert "no compression: method=ind" in line and "method=ind" in line
 
 
 def test_too_few_inputs_cost_the_sets_of_a_training_and_refuse_a_wish(capsys):
