@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import dicedist
-from dicedist.reporting import calibration
-from dicedist.reporting.records import read_groups
 
 IMAGES = Path(__file__).parent / "images"
 FIGURES = {  # name of the file -> name of the figure
@@ -17,20 +15,17 @@ FIGURES = {  # name of the file -> name of the figure
     "redundancy": "redundancy-held-out",
     "ratio-error": "ratio-error",
     "size": "accuracy-against-ensemble-size",
-    "classes": "dice",
+    "classes": "classes-dice",
     "coverage": "dice-ensemble-and-members",
     "w": "calibration-of-w",
 }
 
 
 def main() -> None:
-    run = dicedist.Run.open(sys.argv[1])
-    figures = run.figures()
+    figures = dicedist.Run.open(sys.argv[1]).figures()
     for name, figure in FIGURES.items():
         (IMAGES / f"report-{name}.svg").write_text(figures[figure].svg)
-    # The section of classes has a figure with the same name, "dice", so the diagram comes from its own section.
-    (diagram,) = calibration.section(read_groups([run])).figures
-    (IMAGES / "reliability.svg").write_text(diagram.svg)
+    (IMAGES / "reliability.svg").write_text(figures["reliability-dice"].svg)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The report page: sections below a table of contents, in one HTML file with its style and without scripts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,8 +47,12 @@ def write_own_report(run: Run) -> None:
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Return the figures of the report by name."""
-    return {figure.name: figure for section in sections(read_groups(runs)) for figure in section.figures}
+    """Return the figures of the report by name; a name that two sections use has the section in front."""
+    found = [(section.anchor, figure) for section in sections(read_groups(runs)) for figure in section.figures]
+    times = Counter(figure.name for _, figure in found)
+    return {
+        figure.name if times[figure.name] == 1 else f"{section}-{figure.name}": figure for section, figure in found
+    }
 
 
 def page(groups: Sequence[Group]) -> str:
