@@ -50,9 +50,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """Return the figures of the report by name; a name that two sections use has the section in front."""
     found = [(section.anchor, figure) for section in sections(read_groups(runs)) for figure in section.figures]
     times = Counter(figure.name for _, figure in found)
-    return {
-        figure.name if times[figure.name] == 1 else f"{section}-{figure.name}": figure for section, figure in found
-    }
+    return {figure.name if times[figure.name] == 1 else f"{section}-{figure.name}": figure for section, figure in found}
 
 
 def page(groups: Sequence[Group]) -> str:
