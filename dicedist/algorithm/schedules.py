@@ -9,6 +9,7 @@ from typing import Any, Self
 from dicedist.config.schema import Config, OptimizerConfig, SchedulesConfig
 
 Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs ascending from 0
+COMPRESS_LATE: Knots = ((0, 100), (100, 10), (300, 4))  # log(beta) by epochs of 300: docs/results/compression.md
 COLD = 0.01  # the factor on the learning rate at the start of a warm-up
 RISE = 0.3  # the share of a run in which a one-cycle rises, if warmup_epochs is 0
 LOW, LOWEST = 1 / 25, 1e-4 / 25  # the factors at which a one-cycle begins and ends: torch's OneCycleLR
@@ -59,6 +60,7 @@ class Schedules:
     @classmethod
     def of(cls, config: Config, rate: Callable[[float], float] | None = None, steps_per_epoch: int = 1) -> Self:
         log_beta, every = config.bottleneck.log_beta, config.log.every_steps
+        log_beta = COMPRESS_LATE if log_beta == "auto" else log_beta
         settings = (config.schedules, config.optimizer, log_beta, config.epochs)
         return cls(*settings, rate, steps_per_epoch, every, config.max_steps)
 

@@ -92,7 +92,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v == "balanced" or isinstance(v, list) and all(is_number(each) and each > 0 for each in v),
         "balanced, null, or a number above 0 for each class",
     ),
-    "bottleneck.log_beta": (are_knots, KNOTS),
+    "bottleneck.log_beta": (lambda v: v == "auto" or are_knots(v), f"auto, or {KNOTS}"),
     "schedules.covariance": (lambda v: len(v) == 2 and 0 <= v[0] < v[1], "[start, end] epochs"),
     "calibration.alpha": (lambda v: 0 < v < 1, "a number above 0 and below 1"),
     "calibration.risk": (is_share, "a number from 0 and below 1"),

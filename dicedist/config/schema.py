@@ -235,7 +235,7 @@ class EnsembleConfig(Frozen):
 
 @dataclass
 class BottleneckConfig(Frozen):
-    log_beta: list[Any] = key("[[epoch, log(beta_ceb)], ...], linear in between")
+    log_beta: Any = key("[[epoch, log(beta_ceb)], ...], linear in between | auto: compress in the last two thirds")
 
 
 @dataclass

@@ -72,17 +72,22 @@ def ensemble_size(config: Config) -> int | str:
 
 
 def as_begun(config: Config) -> Config:
-    """Return the config with the validation set of the run that it continues.
+    """Return the config with the validation set and the knots of log(beta) of the run that it continues.
 
-    Earlier versions had no `auto`: they held out a fixed share, and did not limit the validation set.
+    Earlier versions had no `auto`: they held out a fixed share, did not limit the validation set, and compressed by the
+    knots of the paper.
     """
     data = config.data
     keys = [key for key in ("val_limit", "val_fraction") if getattr(data, key) == "auto"]
     if data.train_limit is None and "val_limit" in keys:
         keys.remove("val_limit")
-    found = saved_anywhere(Run.of(config), config) if keys else None
-    before = {key: getattr(found.config.data, key) for key in keys} if found else {}
-    return replace(config, data=replace(data, **before))
+    is_auto = config.bottleneck.log_beta == "auto"
+    found = saved_anywhere(Run.of(config), config) if keys or is_auto else None
+    if found is None:
+        return config
+    before = {key: getattr(found.config.data, key) for key in keys}
+    bottleneck = found.config.bottleneck if is_auto else config.bottleneck
+    return replace(config, data=replace(data, **before), bottleneck=bottleneck)
 
 
 def is_new_run(run: Run, config: Config) -> bool:

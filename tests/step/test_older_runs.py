@@ -50,7 +50,8 @@ def test_it_continues_as_if_nothing_had_changed(older, tmp_path):
     before = (older / "metrics.jsonl").read_text()
     train.run([*COMMAND, f"run.dir={tmp_path}"])
     assert (older / "metrics.jsonl").read_text().startswith(before)
-    train.run([*COMMAND, f"run.dir={tmp_path / 'whole'}"])
+    compressed_early = "bottleneck.log_beta=[[0,100],[5,10],[100,2]]"  # by default, then
+    train.run([*COMMAND, compressed_early, f"run.dir={tmp_path / 'whole'}"])
     whole = tmp_path / "whole" / "before-rooms"
     continued, expected = tensors_of(older), tensors_of(whole)
     assert continued.keys() == expected.keys()

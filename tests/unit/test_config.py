@@ -63,7 +63,7 @@ def test_defaults_are_the_papers_main_job():
         ("optimizer.clip_norm=0", "optimizer.clip_norm=0.0: write a number above 0"),
         ("evaluate.weights=ema", "evaluate.weights=ema: there is no average of the weights, add optimizer.ema=0.999"),
         ("resume.allow=[optimizer.name]", "resume.allow=[optimizer.name]: another optimizer cannot use the state"),
-        ("bottleneck.log_beta=[[5,1]]", "write [[epoch, value], ...] with epochs rising from 0"),
+        ("bottleneck.log_beta=[[5,1]]", "write auto, or [[epoch, value], ...] with epochs rising from 0"),
         ("schedules.covariance=[3]", "write [start, end] epochs"),
         ("run.name=a/b", "write a name for a folder under run.dir=runs"),
         ("structure=tree", "structure=tree: write one of net, branch"),

@@ -21,6 +21,7 @@ def moment(epoch, *overrides):
         ("cifar100", 250, 1.5), ("cifar100", 275, 1.25), ("cifar100", 300, 1),
         ("cifar10", 0, 100), ("cifar10", 2.5, 55), ("cifar10", 5, 10), ("cifar10", 52.5, 6),
         ("cifar10", 100, 2), ("cifar10", 299, 2),
+        ("shapes", 0, 100), ("shapes", 100, 10), ("shapes", 200, 7), ("shapes", 300, 4),  # auto
     ],
 )  # fmt: skip
 def test_log_beta(data, epoch, log_beta):
