@@ -17,6 +17,7 @@ def test_a_thousand_classes(tmp_path, fresh_home, capsys):
         "data=vectors", f"data.root={tmp_path / 'all.npz'}", "data.val_fraction=0.2", "data.test_fraction=0.17",
         "network.width=16", "ensemble.size=2", "redundancy.num_samples=1", "redundancy.num_steps=1", "max_steps=2",
         "batch_size=64", "data.balance=true", "tracking=none", "run.name=many", f"run.dir={tmp_path}",
+        "log.verbose=true",
     ])  # fmt: skip
     told = capsys.readouterr()
     assert "(and 980 classes between them)" in told.out
