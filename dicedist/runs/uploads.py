@@ -71,6 +71,7 @@ class Uploads(NoUploads):
         self.news = threading.Event()
         self.asked = self.sent = 0  # number of notices, and of notices whose files have arrived
         self.failing = False
+        self.begun = False  # the folder of the run was there
         self.back_to: int | None = None  # step after which the bucket must keep no checkpoint
         self.there: dict[int, bytes] | None = None  # manifests in the bucket, by step; None: unknown
         self.marks: dict[str, tuple[int, ...]] = {}  # state on the disk of the files in the bucket
@@ -153,8 +154,11 @@ class Uploads(NoUploads):
         if not self.lease.held:
             self.lease.take()
         self.lease.confirm()
+        if not self.run.exists() and not self.begun:
+            return  # nothing is written yet
         if not self.run.exists():
             raise FileNotFoundError(f"{self.run} was removed, or renamed")  # the bucket stays as it is
+        self.begun = True
         if self.there is None:
             self.there = copies.manifests(self.bucket, self.bucket.listed())
         if (last := self.back_to) is not None:

@@ -194,3 +194,17 @@ def test_what_a_config_says_decides_nothing(tmp_path, monkeypatch, capfd):
     assert not (tmp_path / "bucket").exists()
     assert f"was also kept in file://{tmp_path}/bucket, and is not now" in capfd.readouterr().err
     assert Run(tmp_path / "a" / "tiny").config().run.remote is None
+
+
+def test_a_folder_that_is_not_there_yet_is_no_loss(tmp_path):
+    """The thread may look before the training has written its config; later a missing folder is an error."""
+    config = compose_config([*SETTINGS, f"run.dir={tmp_path}", f"run.remote=file://{tmp_path}/bucket"])
+    sender = uploads.Uploads(Run.of(config), Bucket.of(config), config, warn=print)
+    sender.bring()
+    sender.run.directory.mkdir()
+    sender.run.save_config(config)
+    sender.bring()
+    shutil.rmtree(sender.run.directory)
+    with pytest.raises(FileNotFoundError, match="was removed, or renamed"):
+        sender.bring()
+    sender.lease.release()
