@@ -131,7 +131,8 @@ class Tracker(SilentTracker):
     def summarize(self, step: int, epoch: float, schedules: Mapping[str, float], quiet: bool = False) -> None:
         if not self.pending:
             return
-        means = {name: math.fsum(column) / len(column) for name, column in self.pending.items()}
+        # Sorted, because only some steps have all values: a resumed run must write the same line.
+        means = {name: math.fsum(column) / len(column) for name, column in sorted(self.pending.items())}
         means |= mean_of_members(means)
         trained = {names.train(name): value for name, value in means.items()}
         scheduled = {names.schedule(name): value for name, value in schedules.items()}
