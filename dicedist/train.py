@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dicedist.cluster.process import command
+from dicedist.cluster.spread import number_of
 
 if TYPE_CHECKING:
     from dicedist.config import Config
@@ -57,11 +58,7 @@ def run(arguments: Sequence[str]) -> None:
 def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
     """Return the number of processes, and the overrides of each in addition to the user's."""
     if nproc != "auto":
-        if not nproc.isdecimal() or int(nproc) == 0:
-            raise ValueError(f"--nproc {nproc} (or {NPROC}): write a number above 0, or auto for a process on each GPU")
-        return int(nproc), []
-    import torch
-
+        return number_of(nproc, option=f"--nproc (or ${NPROC})"), []
     from dicedist.algorithm.objectives import Method
     from dicedist.cluster.placement import DEFAULT_SIZE, ranks_of
     from dicedist.runs.resume import ensemble_size
@@ -71,7 +68,7 @@ def planned_processes(nproc: str, config: "Config") -> tuple[int, list[str]]:
     needs_w = Method.to_train(config.method).counterpart is not None
     members = DEFAULT_SIZE if fixed else int(size)
     parts = ranks_of(members, needs_w, config.ensemble.replicas, config.redundancy.ranks)
-    return max(1, min(torch.cuda.device_count(), parts)), fixed
+    return number_of(nproc, lambda: parts), fixed
 
 
 if __name__ == "__main__":

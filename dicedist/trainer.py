@@ -23,7 +23,7 @@ from dicedist.config import Config
 from dicedist.config.schema import TRACKERS
 from dicedist.console.lines import warn
 from dicedist.data.pipeline import Loader
-from dicedist.evaluation.tables import headline, show
+from dicedist.evaluation.tables import printed
 from dicedist.evaluation.teacher import Teacher
 from dicedist.reporting.page import write_own_report
 from dicedist.runs import checkpoint
@@ -35,7 +35,7 @@ from dicedist.runs.uploads import NoUploads, uploading
 from dicedist.tracking.mirroring import command_for
 from dicedist.tracking.trace import Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
-from dicedist.training.announcement import announce
+from dicedist.training.announcement import announce, folder_moved, last_lines
 from dicedist.training.auto import resolve_auto
 from dicedist.training.job import Job, prepare, refuse_small_batches
 from dicedist.training.listeners import FollowingTrajectories, Listener, Recording, Tracing, WeighingMembers
@@ -177,7 +177,8 @@ class Trainer:
         left = 0 if self.selection.over else self.total_steps - self.done
         result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
-            self.tracker.say(f"{self.run} is finished, after {self.done:,} steps\n\n{show(result)}")
+            self.tracker.say(f"{self.run} is finished, after {self.done:,} steps")
+            self.tracker.say(printed(result, self.job.config.log.verbose))
         if self.control.maximum(result is not None):
             return self.finish_sending([])
         if self.world.reports:
@@ -197,10 +198,7 @@ class Trainer:
             self.tracker.close(finished=False)
             raise
         unsent = self.finish_sending(self.tracker.close(finished=True))
-        self.tracker.say(f"done: {self.run.report_file}")
-        self.tracker.say(
-            f"next: dicedist show {self.run}, dicedist predict run={self.run} INPUTS, dicedist export run={self.run}"
-        )
+        self.tracker.say(last_lines(self.run))
         return unsent
 
     def announce(self, left: int) -> None:
@@ -238,18 +236,12 @@ class Trainer:
                 self.uploads.finish()
                 self.control.barrier()  # a rank that ends would end the rank that still sends
         if self.control.maximum(self.run.moved_from is not None):
-            raise ValueError(self.moved(safe)) if self.world.reports else EndedElsewhere
+            raise ValueError(folder_moved(self.run, self.done, safe)) if self.world.reports else EndedElsewhere
         if self.stopping:
             kept = "saved" if safe else "NOT saved, the checkpoint before it stays"
             raise signals.Stopped(f"stopped after step {self.done}, {kept}; the same command continues the run")
         if not safe:
             raise ValueError(f"{self.run}: the last checkpoint could not be written; make room and run this again")
-
-    def moved(self, safe: bool) -> str:
-        """Return the message about a renamed or removed run folder, on rank 0."""
-        gone = f"renamed to {self.run}" if self.run.directory.is_dir() else "removed"
-        kept = "saved there; rename it back, and the same command continues the run" if safe else "nothing is saved"
-        return f"{self.run.moved_from} was {gone} while it trained: stopped after step {self.done}, {kept}"
 
     def train_epoch(self) -> None:
         """Train the rest of the epoch, or until a request to stop."""
@@ -304,5 +296,5 @@ class Trainer:
             if findings is not None and found is not None:
                 findings.result |= origin(config, found)
                 result = findings.save(self.run)[1]
-                self.tracker.say(show(result) if config.log.verbose else headline(result))
+                self.tracker.say(printed(result, config.log.verbose))
                 write_own_report(self.run)

@@ -22,10 +22,11 @@ def spread(command: str, arguments: Sequence[str], most: Callable[[], int] | Non
     return rest
 
 
-def number_of(nproc: str, most: Callable[[], int] | None) -> int:
+def number_of(nproc: str, most: Callable[[], int] | None = None, option: str = "--nproc") -> int:
+    """Return the number of processes. option: the name of the option, for messages. most: see spread."""
     if nproc != "auto":
         if not nproc.isdecimal() or int(nproc) == 0:
-            raise ValueError(f"--nproc {nproc}: write a number above 0, or auto for a process on each GPU")
+            raise ValueError(f"{option} {nproc}: write a number above 0, or auto for a process on each GPU")
         return int(nproc)
     import torch  # not above: help works without torch
 

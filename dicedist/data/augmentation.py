@@ -82,9 +82,9 @@ def with_border(images_NHWC: Tensor) -> Tensor:
 
 
 def places(size: int, rows_B: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
-    """Where the pixels of crops lie in images with borders: int32 [B, H + W], the starts of lines, then the columns.
+    """Return the positions of the crops' pixels in images with borders: int32 [B, H + W].
 
-    rows: of the images.
+    The first H are the starts of lines, the others the columns. rows: of the images.
     """
     reach, pixels = padding(size), torch.arange(size, dtype=torch.int32)
     side = size + 2 * reach

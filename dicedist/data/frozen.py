@@ -39,7 +39,7 @@ class FrozenTrunk:
     """Reads the splits of a source, and any other images, on the device of its weights."""
 
     module: nn.Module  # in evaluation mode
-    key: tuple[object, ...]  # tells its outputs from those of any other trunk
+    key: tuple[object, ...]  # identifies the trunk whose outputs are cached
     shape: tuple[int, ...]  # of one output
     config: DataConfig  # number of views, and how they are augmented
 

@@ -206,7 +206,7 @@ def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Enc
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
-    """Of a frozen trunk's outputs only the first view, which evaluation reads."""
+    """Keep the first view of a frozen trunk's outputs, the one that evaluation reads."""
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
     outputs_N = None if whole.outputs_N is None else whole.outputs_N[:, :1][chosen_N]
     return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N, outputs_N)

@@ -1,4 +1,4 @@
-"""Whole runs of the acceptance: a checkpoint that moves between devices, a training with its final evaluation."""
+"""Complete runs for `gpu-check`: a checkpoint that moves between devices, a training with its final evaluation."""
 
 import json
 from collections.abc import Iterator, Mapping

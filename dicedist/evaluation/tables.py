@@ -57,6 +57,11 @@ def show(result: Result) -> str:
     )
 
 
+def printed(result: Result, verbose: bool) -> str:
+    """Return the numbers that matter, or all tables."""
+    return show(result) if verbose else headline(result)
+
+
 def headline(result: Result) -> str:
     """Return the main numbers, after a warning if the ensemble is no better than guessing."""
     warning = no_better_than_guessing(result)

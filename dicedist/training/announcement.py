@@ -1,4 +1,4 @@
-"""The lines that a run prints at its start: method, network, devices, data and, on a CPU, the expected time."""
+"""The lines that a run prints at its start (what, where, on which data, how long) and at its end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from dicedist.console.tables import table
 from dicedist.data.sources import Source
 from dicedist.evaluation.promises import rests_on_few
 from dicedist.evaluation.teacher import Teacher
+from dicedist.runs.run import Run
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.forecast import seconds_to_go
 from dicedist.training.job import Job
@@ -63,6 +64,19 @@ def announce(
     if world.device.type == "cpu":
         takes += f", about {duration(seconds_to_go(job, world, exchange, teacher, steps_left))} with evaluation"
     tracker.say(f"{takes}; Ctrl-C saves, and the same command continues")
+
+
+def last_lines(run: Run) -> str:
+    """Return the path of the report, and the commands that users need next."""
+    commands = (f"show {run}", f"predict run={run} INPUTS", f"export run={run}")
+    return f"done: {run.report_file}\nnext: {', '.join(f'dicedist {command}' for command in commands)}"
+
+
+def folder_moved(run: Run, done: int, safe: bool) -> str:
+    """Return the message about a renamed or removed run folder. safe: the last checkpoint is saved there."""
+    gone = f"renamed to {run}" if run.directory.is_dir() else "removed"
+    kept = "saved there; rename it back, and the same command continues the run" if safe else "nothing is saved"
+    return f"{run.moved_from} was {gone} while it trained: stopped after step {done}, {kept}"
 
 
 def where(records: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> str:

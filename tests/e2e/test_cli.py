@@ -115,7 +115,7 @@ def test_processes_by_option_or_variable(started):
 
 @pytest.mark.parametrize("nproc", ["0", "-1", "many"])
 def test_impossible_number_of_processes(started, nproc):
-    with pytest.raises(ValueError, match=f"^--nproc {nproc} .*DICEDIST_NPROC.*write a number above 0, or auto"):
+    with pytest.raises(ValueError, match=rf"^--nproc \(or \$DICEDIST_NPROC\) {nproc}: write a number above 0, or auto"):
         started(f"--nproc={nproc}")
 
 

@@ -215,7 +215,7 @@ def test_a_newer_format_is_not_passed_over(begun):
 
 def test_a_finished_run_shows_its_results(tmp_path, reference, capsys, monkeypatch):
     shutil.copytree(reference, tmp_path / "tiny")
-    monkeypatch.setattr(train_module, "show", lambda result: f"the table of {result}")
+    monkeypatch.setattr(train_module, "printed", lambda result, verbose: f"the table of {result}")
     Run(tmp_path / "tiny").write_result({"what": "results"})
     records = (tmp_path / "tiny" / "metrics.jsonl").read_text()
     build(tmp_path).train_and_evaluate()

@@ -23,13 +23,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a network that was written elsewhere."""
+    """Facts about a network that was written elsewhere."""
 
     library: str = ""  # torchvision, timm; empty: the network is ours, or the user's
-    head: tuple[str, ...] = ()  # where the classifier was, which published weights still have
+    head: tuple[str, ...] = ()  # the name of the classifier, which published weights contain
     inputs: Inputs | None = None
-    layers: Layers = ()  # by its published names, before it was split
-    undecayed: frozenset[str] = frozenset()  # parameters that must not decay, beside norms and biases
+    layers: Layers = ()  # under their published names, before the network was split
+    undecayed: frozenset[str] = frozenset()  # parameters without weight decay, in addition to norms and biases
 
 
 INSIDE = "at_larger_size."  # in the names of parameters of `Enlarged`

@@ -12,11 +12,11 @@ import torch
 from torch import fx, nn
 from torch.func import functional_call
 
-Options = Mapping[fx.Node, Any]  # arguments of a forward beside the images -> their defaults
+Options = Mapping[fx.Node, Any]  # arguments of a forward other than the images -> their defaults
 
 
 class Tracer(fx.Tracer):
-    """Enters only the modules that the split point is in."""
+    """Trace only into the modules that contain the split point."""
 
     def __init__(self, at: str, opaque: Collection[Callable[..., Any]]):
         super().__init__(autowrap_functions=tuple(opaque))
@@ -29,13 +29,13 @@ class Tracer(fx.Tracer):
 def cut(
     model: nn.Module, at: str, name: str, opaque: Collection[Callable[..., Any]] = ()
 ) -> tuple[nn.Module, nn.Module]:
-    """name: of the network, for messages. opaque: functions that are taken whole."""
+    """Trace a network. name: for messages. opaque: functions that are not traced into."""
     if at not in dict(model.named_modules()):
         raise ValueError(
             f"network.split={at}: {name} has no such module, write one of {', '.join(split_points(model))}"
         )
     try:
-        _, *others = inspect.signature(model.forward).parameters.values()  # beside the images: left at their defaults
+        _, *others = inspect.signature(model.forward).parameters.values()  # all but the images keep their defaults
         graph = Tracer(at, opaque).trace(model, concrete_args={option.name: option.default for option in others})
     except Exception as error:  # a forward may do anything with its proxies
         reason = " ".join(str(error).split()).partition(". ")[0]
@@ -91,7 +91,7 @@ def second_half(model: nn.Module, graph: fx.Graph, start: fx.Node, options: Opti
 
 
 def split_points(model: nn.Module) -> list[str]:
-    """What timm names itself, else the modules at the top and the stages one below, as far as they have weights."""
+    """Return the split points that timm names, else the top modules and the stages one below, if they have weights."""
     named: Any = getattr(model, "feature_info", None)
     if isinstance(named, list) and named:
         return [entry["module"] for entry in named if "module" in entry]
