@@ -1,7 +1,7 @@
 """Build the parts of an ensemble and its step from the configuration and the plan of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,7 +56,7 @@ def build_step(
 ) -> tuple[Step, Trajectories]:
     """Build the step of this rank and the trajectories of its members. teacher: for methods that distill one."""
     kind = trajectories.build(config.trajectory)
-    schedules = Schedules.of(config, kind.rate if kind else None, extent.steps_per_epoch)
+    schedules = Schedules(config, kind.rate if kind else None, extent.steps_per_epoch)
     paths = Trajectories(
         kind,
         hosted,
@@ -65,36 +65,9 @@ def build_step(
         Surroundings(extent.num_inputs, config.optimizer.weight_decay),
         config.seed,
     )
-    encoders = build_encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
+    encoders = Encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
     loss = Loss.of(config.loss, config.seed, plan.input_shape, extent.class_counts, exchange.device)
     return Step(method, hosted, exchange, encoders, schedules, loss), paths
-
-
-def build_encoders(
-    config: Config,
-    method: Method,
-    plan: Plan,
-    hosted: Hosted,
-    exchange: Carrier,
-    teacher: nn.Module | None = None,
-    replaced: Mapping[int, nn.Module] | None = None,
-) -> Encoders:
-    """Build the encoders of this rank. replaced: by member, the module that encodes in its place."""
-    hosts_members = bool(hosted.members)
-    return Encoders(
-        hosted,
-        exchange,
-        config.seed,
-        probes=[
-            probe(term, hosted, plan.num_members, teacher) for probe, term in method.probes.items() if hosts_members
-        ],
-        replaced=replaced or {},
-        pieces=config.optimizer.accumulate,
-        images_per_branch=config.structure == "branch" and config.data.per_member,
-        grouped=plan.grouped is True,
-        sync_batch_norm=config.ensemble.sync_batch_norm,
-        records_graphs=config.compile == "graphs",
-    )
 
 
 def build_hosted(

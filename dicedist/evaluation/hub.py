@@ -3,16 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from dicedist import __version__
 from dicedist.config.extras import require
+from dicedist.data.remote import reason_of
 from dicedist.evaluation import card
 from dicedist.evaluation.about import VECTORS
-from dicedist.evaluation.card import FIGURES, Evaluated
+from dicedist.evaluation.card import FIGURES
 from dicedist.evaluation.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from dicedist.library import Run
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -23,7 +27,7 @@ def save_pretrained(
     ensemble: Ensemble,
     folder: Path,
     name: str,
-    run: Evaluated | None,
+    run: "Run | None",
     model: Callable[[], nn.Module] | None,
     license: str | None,
 ) -> None:
@@ -39,7 +43,7 @@ def save_pretrained(
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{card.write(ensemble.about, name, run)}").save(folder / CARD)
 
 
-def metadata(ensemble: Ensemble, name: str, run: Evaluated | None, license: str | None) -> Any:
+def metadata(ensemble: Ensemble, name: str, run: "Run | None", license: str | None) -> Any:
     """Return the metadata of the card, which hubs use to sort and show models."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -57,7 +61,7 @@ def metadata(ensemble: Ensemble, name: str, run: Evaluated | None, license: str 
 def push(
     ensemble: Ensemble,
     name: str,
-    run: Evaluated | None,
+    run: "Run | None",
     model: Callable[[], nn.Module] | None,
     license: str | None,
     private: bool | None,
@@ -77,7 +81,7 @@ def push(
                 repo_id=name, folder_path=folder, commit_message=f"Ensemble of {members} members, by dicedist"
             )
         except (HfHubHTTPError, OSError) as error:
-            raise ValueError(f"{name} was not pushed: {one_line(error)}") from error
+            raise ValueError(f"{name} was not pushed: {reason_of(error)}") from error
     return str(pushed.commit_url)
 
 
@@ -97,9 +101,5 @@ def pull(
         try:
             path = Path(hf_hub_download(str(source), WEIGHTS, revision=revision, token=token))
         except (HfHubHTTPError, OSError, ValueError) as error:
-            raise ValueError(f"{source} is neither a folder nor on the hub: {one_line(error)}") from error
+            raise ValueError(f"{source} is neither a folder nor on the hub: {reason_of(error)}") from error
     return Ensemble.load(path, trusted=trusted, model=model)
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
