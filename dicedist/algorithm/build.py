@@ -88,8 +88,9 @@ def build_hosted(
             frozen = replace(build_trunk(config, plan, device), average=None)
         elif config.structure == "branch":
             trunk = build_trunk(config, plan, device)
-        if (module := build_shared(config, method, plan, num_classes)) is not None:
-            shared = learner("shared", module, config, device)
+        with initialising(config.seed, "shared"):
+            common = method.shared(weightless(config, plan), num_classes)
+        shared = None if common is None else learner("shared", common, config, device)
     discriminator = None
     if hosts_discriminator:
         assert method.counterpart is not None
@@ -104,7 +105,8 @@ def member_part(
 ) -> Part:
     """Build the part of one member. every: the sizes of all members."""
     member = build_member(config, method, plan, index, every[index].classes)
-    part = learner(f"member-{index}", member, config, device, prefixed("encoder.", member.encoder.layers()))
+    backbone = [[f"encoder.{name}" for name in layer] for layer in member.encoder.layers()]
+    part = learner(f"member-{index}", member, config, device, backbone)
     with initialising(config.seed, "companion", index):
         companion = method.companion(index, every)
     if companion is None:
@@ -126,10 +128,6 @@ def learner(
     decay, clip_norm = config.optimizer.ema, config.optimizer.clip_norm
     average = None if decay is None else MovingAverage(module, decay, config.optimizer.ema_warmup)
     return Part(name, module, optimizer, average, clip_norm)
-
-
-def prefixed(path: str, names: Layers) -> Layers:
-    return [[path + name for name in layer] for layer in names]
 
 
 def build_member(config: Config, method: Method, plan: Plan, member: int, num_classes: int) -> Member:
@@ -155,11 +153,6 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
         # Shapes are fixed, and stages do not count against each other's limit of recompilations.
         mode = "reduce-overhead" if how == "graphs" else None
         stage.compile(mode=mode, dynamic=False, isolate_recompiles=True)
-
-
-def build_shared(config: Config, method: Method, plan: Plan, num_classes: int) -> nn.Module | None:
-    with initialising(config.seed, "shared"):
-        return method.shared(weightless(config, plan), num_classes)
 
 
 def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: int) -> Counterpart:
