@@ -44,7 +44,8 @@ class Encoders:
         """teacher: for methods that distill one. replaced: by member, the module that encodes in its place."""
         self.hosted, self.exchange, self.seed = hosted, exchange, config.seed
         self.pieces = config.optimizer.accumulate  # micro-batches per batch, to save memory
-        self.images_per_branch = config.structure == "branch" and config.data.per_member  # the trunk reads them in turn
+        # Every branch sends its own crops of the batch through the trunk.
+        self.images_per_branch = config.structure == "branch" and config.data.per_member
         self.records_graphs = config.compile == "graphs"  # compiled stages become CUDA graphs
         wanted = method.probes.items() if hosted.members else ()
         self.probes = [probe(term, hosted, plan.num_members, teacher) for probe, term in wanted]
