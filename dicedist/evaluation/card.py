@@ -3,27 +3,45 @@
 The text is Markdown, as model hubs show it. Values of a run are escaped, so they cannot end a cell or begin markup.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from dicedist import __version__
+from dicedist.config import Config
 from dicedist.evaluation.about import VECTORS, About
 from dicedist.evaluation.promises import MEANING, chosen_on, promises
 from dicedist.metrics.measures import ENSEMBLE, OOD_SCORES, Measure
 from dicedist.metrics.scoring import ensemble_log_probabilities
 from dicedist.metrics.statistics import Interval, bootstrap
 
-if TYPE_CHECKING:
-    from dicedist.library import Run
-
 FIGURES = "figures"  # the folder of the drawings, next to the card
 NAMED_CLASSES = 30
 RESAMPLES = 1000, 200  # for means over inputs, and for measures that must be computed for every resample
 
 
-def write(about: About, name: str, run: "Run | None") -> str:
+class Drawing(Protocol):
+    @property
+    def title(self) -> str: ...
+    @property
+    def svg(self) -> str: ...
+
+
+class Evaluated(Protocol):
+    """A run that was evaluated, as `dicedist.Run.open` and `dicedist.fit` return it."""
+
+    @property
+    def logits_file(self) -> Path: ...
+    @property
+    def results(self) -> dict[str, Any]: ...
+    def tensors(self, path: Path, result: Mapping[str, Any]) -> dict[str, Tensor]: ...
+    def config(self) -> Config: ...
+    def figures(self) -> Mapping[str, Drawing]: ...
+
+
+def write(about: About, name: str, run: Evaluated | None) -> str:
     """Return the text below the metadata. name: the name for `Ensemble.from_pretrained`."""
     parts = [heading(about, name), *([] if run is None else evaluated(run)), limits(about)]
     if run is not None:
@@ -56,7 +74,7 @@ print(answers.names, answers.confidence, answers.ood_score)
 {len(about.class_names)} classes: {classes}{f" and {others} more" if others > 0 else ""}."""
 
 
-def evaluated(run: "Run") -> Iterator[str]:
+def evaluated(run: Evaluated) -> Iterator[str]:
     result = run.results
     saved = run.tensors(run.logits_file, result)
     labels_N = saved["labels"].long()

@@ -41,8 +41,8 @@ from dicedist.runs.checkpoint import of_kind
 from dicedist.runs.run import is_url
 
 if TYPE_CHECKING:
+    from dicedist.evaluation.card import Evaluated
     from dicedist.evaluation.standalone import Evaluation
-    from dicedist.library import Run
 
 IMAGES = ("uint8", "float")
 BATCH = 256
@@ -242,7 +242,7 @@ class Ensemble(nn.Module):
     def push_to_hub(
         self,
         name: str,
-        run: "Run | None" = None,
+        run: "Evaluated | None" = None,
         model: Callable[[], nn.Module] | None = None,
         license: str | None = None,
         private: bool | None = None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,11 +12,8 @@ from dicedist.config.extras import require
 from dicedist.data.remote import reason_of
 from dicedist.evaluation import card
 from dicedist.evaluation.about import VECTORS
-from dicedist.evaluation.card import FIGURES
+from dicedist.evaluation.card import FIGURES, Evaluated
 from dicedist.evaluation.ensemble import Ensemble
-
-if TYPE_CHECKING:
-    from dicedist.library import Run
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -27,7 +24,7 @@ def save_pretrained(
     ensemble: Ensemble,
     folder: Path,
     name: str,
-    run: "Run | None",
+    run: Evaluated | None,
     model: Callable[[], nn.Module] | None,
     license: str | None,
 ) -> None:
@@ -43,7 +40,7 @@ def save_pretrained(
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{card.write(ensemble.about, name, run)}").save(folder / CARD)
 
 
-def metadata(ensemble: Ensemble, name: str, run: "Run | None", license: str | None) -> Any:
+def metadata(ensemble: Ensemble, name: str, run: Evaluated | None, license: str | None) -> Any:
     """Return the metadata of the card, which hubs use to sort and show models."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -61,7 +58,7 @@ def metadata(ensemble: Ensemble, name: str, run: "Run | None", license: str | No
 def push(
     ensemble: Ensemble,
     name: str,
-    run: "Run | None",
+    run: Evaluated | None,
     model: Callable[[], nn.Module] | None,
     license: str | None,
     private: bool | None,
