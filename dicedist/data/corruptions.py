@@ -45,8 +45,8 @@ def corrupt(images_NHWC: Bytes, name: str, severity: int, first: int = 0) -> Byt
         rows = slice(start, start + BLOCK)
         draws = np.random.default_rng([zlib.crc32(name.encode()), severity, first + start])
         x_NHWC = images_NHWC[rows].astype(np.float32) / 255
-        spoilt_NHWC = OPERATORS[name](x_NHWC, severity, draws)
-        out_NHWC[rows] = np.rint(np.clip(spoilt_NHWC, 0, 1) * 255)
+        spoiled_NHWC = OPERATORS[name](x_NHWC, severity, draws)
+        out_NHWC[rows] = np.rint(np.clip(spoiled_NHWC, 0, 1) * 255)
     return out_NHWC
 
 

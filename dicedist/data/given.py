@@ -35,7 +35,7 @@ class Arrays:
         return self.inputs_N[row], self.labels[row]
 
 
-class Labelled(Subset[Any]):
+class Labeled(Subset[Any]):
     """Some items of a dataset, with their classes where the dataset lists them."""
 
     def __init__(self, dataset: Any, rows: Sequence[int]):
@@ -79,8 +79,8 @@ def as_dataset(given: Any, name: str) -> Any:
         given = given.dataset
     if isinstance(given, tuple | list) and len(given) == 2 and all(map(is_arraylike, given)):
         return Arrays(*given)
-    if isinstance(given, Subset) and not isinstance(given, Labelled):
-        return Labelled(given.dataset, given.indices)
+    if isinstance(given, Subset) and not isinstance(given, Labeled):
+        return Labeled(given.dataset, given.indices)
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")) or isinstance(
         given, str | Tensor | np.ndarray
     ):
@@ -96,7 +96,7 @@ def as_array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def divided(dataset: Any) -> tuple[Labelled, Labelled]:
+def divided(dataset: Any) -> tuple[Labeled, Labeled]:
     """Split a dataset into training and test items, by class, always in the same way."""
     known = listed_classes(dataset)
     labels_N = torch.as_tensor(np.asarray([dataset[row][1] for row in range(len(dataset))] if known is None else known))
@@ -107,5 +107,5 @@ def divided(dataset: Any) -> tuple[Labelled, Labelled]:
     is_test_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
     if not is_test_N.any():
         raise ValueError(f"{len(labels_N)} training inputs are too few to split a test set off: give test=")
-    train, test = (Labelled(dataset, chosen.nonzero().flatten().tolist()) for chosen in (~is_test_N, is_test_N))
+    train, test = (Labeled(dataset, chosen.nonzero().flatten().tolist()) for chosen in (~is_test_N, is_test_N))
     return train, test

@@ -1,4 +1,4 @@
-"""The one command `dicedist`: it lists its commands, passes arguments on, and names the nearest to a misspelt one."""
+"""The one command `dicedist`: it lists its commands, passes arguments on, and names the nearest to a misspelled one."""
 
 import contextlib
 import os

@@ -145,7 +145,7 @@ def test_every_figure_of_every_table_is_the_papers():
 
 
 @pytest.mark.skipif(not LATEX.exists(), reason="the paper's LaTeX is not here")
-def test_every_method_that_the_paper_summarises_has_a_cell():
+def test_every_method_that_the_paper_summarizes_has_a_cell():
     latex = LATEX.read_text()
     end = latex.index("\\label{table:comparaisons}")
     body = latex[latex.rindex("\\begin{tabular}", 0, end) : end]

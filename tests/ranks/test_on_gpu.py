@@ -134,7 +134,7 @@ def test_members_of_a_device_as_one_network(world_size):
     compare(world_size, batched, alone=("ensemble.batched=false",))
 
 
-def test_fp16_waits_once_for_each_optimiser():
+def test_fp16_waits_once_for_each_optimizer():
     """torch's loss scaling asks the host whether gradients overflowed, and nothing else does."""
     case = ("dice", "net", "precision=fp16")
     with PretendGpu() as gpu:

@@ -45,7 +45,7 @@ def test_every_member_in_one_head_is_the_mean_and_a_constant():
 
 
 def test_the_teacher_predicts_what_its_ensemble_predicts(teacher):
-    """Also for students whose inputs are normalised otherwise, as those of pretrained networks are."""
+    """Also for students whose inputs are normalized otherwise, as those of pretrained networks are."""
     ensemble = Ensemble.load(teacher)
     config = compose_config([*STUDENT, f"teacher.run={teacher}"])
     plain = sources.load(config.data)

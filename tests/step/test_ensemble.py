@@ -255,7 +255,7 @@ def test_real_images(tmp_path, real_data):
 
 
 def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
-    """As in older checkpoints: the images give the normalisation, unless they have changed."""
+    """As in older checkpoints: the images give the normalization, unless they have changed."""
     described = load_ensemble(Run.open(train_briefly(tmp_path)), tell=print).about
     start = Saver.start
 

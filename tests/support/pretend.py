@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.networks.batch_norm import synchronize
 from dicedist.cluster import exchange
 from dicedist.cluster.exchange import Exchange
 
@@ -432,7 +432,7 @@ class PretendNccl:
             (dist, "all_reduce", self.post_all_reduce),
             (exchange, "DistributedDataParallel", functools.partial(Replicated, self)),
             # torch's own has kernels on GPUs only
-            (Exchange, "synchronise", lambda exchange, module: synchronise(module, exchange.sum_over_replicas)),
+            (Exchange, "synchronize", lambda exchange, module: synchronize(module, exchange.sum_over_replicas)),
         ):
             self.patches.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)

@@ -313,8 +313,8 @@ def ffl(ensemble, told, y, now, temperature, weight_decay):
     """The fusion in plain lines: depthwise 3x3, 1x1, each with batch norm and ReLU, mean over pixels, dense."""
     depth, norm_1, _, point, norm_2, _, _, _, dense = ensemble.w.network.layers
     h = torch.cat([t.map for t in told], 1)
-    h = torch.relu(normalised(F.conv2d(h, depth.weight, padding=1, groups=h.shape[1]), norm_1))
-    h = torch.relu(normalised(torch.einsum("bchw,oc->bohw", h, point.weight[:, :, 0, 0]), norm_2))
+    h = torch.relu(normalized(F.conv2d(h, depth.weight, padding=1, groups=h.shape[1]), norm_1))
+    h = torch.relu(normalized(torch.einsum("bchw,oc->bohw", h, point.weight[:, :, 0, 0]), norm_2))
     z_f = h.mean((2, 3)) @ dense.weight.T + dense.bias
     z = mean(t.logits for t in told)
     return {
@@ -325,21 +325,21 @@ def ffl(ensemble, told, y, now, temperature, weight_decay):
 
 
 def afd(ensemble, told, y, now, temperature, rates, weight_decay, spares_norms, ramp_up):
-    """What the run's own optimiser lowers; the rest is in `lessons`."""
+    """What the run's own optimizer lowers; the rest is in `lessons`."""
     r = now.ramp_up if ramp_up else 1.0
     return {"distillation": [r * kd(t.logits, told[i - 1].logits.detach(), temperature) for i, t in enumerate(told)]}
 
 
 def judge_of(judge, h):
     first, norm, _, last, _ = judge.layers
-    h = F.leaky_relu(normalised(F.conv2d(h, first.weight, stride=2, padding=1), norm), 0.2)
+    h = F.leaky_relu(normalized(F.conv2d(h, first.weight, stride=2, padding=1), norm), 0.2)
     return torch.sigmoid((h * last.weight).sum((1, 2, 3)) + last.bias)
 
 
-def normalised(h, norm):
+def normalized(h, norm):
     """By the batch, as in training."""
-    centred = h - h.mean((0, 2, 3), keepdim=True)
-    scaled = centred / torch.sqrt((centred**2).mean((0, 2, 3), keepdim=True) + 1e-5)
+    centered = h - h.mean((0, 2, 3), keepdim=True)
+    scaled = centered / torch.sqrt((centered**2).mean((0, 2, 3), keepdim=True) + 1e-5)
     return scaled * norm.weight[:, None, None] + norm.bias[:, None, None]
 
 

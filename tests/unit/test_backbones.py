@@ -221,7 +221,7 @@ def test_weights_are_refused_before_ranks_join(weights, tmp_path, monkeypatch):
     assert not (tmp_path / config.run.name).exists()
 
 
-def test_images_are_normalised_as_the_weights_want_them():
+def test_images_are_normalized_as_the_weights_want_them():
     empty = Split(None, torch.zeros(0, dtype=torch.int64))
     source = Source("shapes", ["a"], (0.1, 0.1, 0.1), (0.2, 0.2, 0.2), 32, empty, empty, empty, "")
     random = configured("network=torchvision/resnet18")

@@ -170,10 +170,10 @@ def test_inputs_without_partner_are_counted():
 def correlated(dims, rho, count, num_classes, generator):
     """Gaussian pairs with correlation rho per dimension, given the class."""
     labels = torch.randint(num_classes, (count,), generator=generator)
-    centres = torch.randn(2, num_classes, dims, generator=torch.Generator().manual_seed(7))
+    centers = torch.randn(2, num_classes, dims, generator=torch.Generator().manual_seed(7))
     first = torch.randn(count, dims, generator=generator)
     second = rho * first + math.sqrt(1 - rho**2) * torch.randn(count, dims, generator=generator)
-    means = torch.stack([first, second]) + centres[:, labels]
+    means = torch.stack([first, second]) + centers[:, labels]
     return Features(means, torch.ones_like(means)), labels
 
 

@@ -1,4 +1,4 @@
-"""Optimisers by name, their parameter groups, clipping and moving averages, against torch's own."""
+"""Optimizers by name, their parameter groups, clipping and moving averages, against torch's own."""
 
 import copy
 
@@ -42,7 +42,7 @@ def descend(module, optimizer, inputs, steps=4, rate=0.05):
         ),
     ],
 )
-def test_optimisers_are_torchs(overrides, torchs):
+def test_optimizers_are_torchs(overrides, torchs):
     module, inputs = quadratic()
     reference = copy.deepcopy(module)
     expected = descend_by(reference, torchs(reference.parameters()), inputs)

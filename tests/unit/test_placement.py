@@ -47,7 +47,7 @@ def test_table(ranks, size, needs_w, host_of, discriminator):
         (6, "auto", False, 3, ((0, 1, 2), (3, 4, 5)), None),
     ],
 )
-def test_replicas_of_a_member_are_neighbours(ranks, size, needs_w, replicas, hosts, discriminator):
+def test_replicas_of_a_member_are_neighbors(ranks, size, needs_w, replicas, hosts, discriminator):
     placement = place(ranks, size, needs_w, replicas)
     assert (placement.hosts, placement.discriminator) == (hosts, discriminator)
     assert [placement.replica_on(rank) for ranks in hosts for rank in ranks] == [*range(replicas)] * len(hosts)

@@ -104,7 +104,7 @@ def test_mistakes_are_told_before_any_run(tmp_path, before, after, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_misspelt_name_is_told_the_nearest():
+def test_a_misspelled_name_is_told_the_nearest():
     with pytest.raises(ValueError, match=r"no such protocol \(did you mean cifar10\?\)"):
         read_protocol("cifar1")
 

@@ -21,8 +21,8 @@ ALL = ScheduleValues(learning_rate=0.1, log_beta=0.0, ramp_up=1.0, covariance=1.
 
 def simplex(num_members):
     """M unit vectors whose pairwise cosines are all -1/(M-1); one input."""
-    centred = torch.eye(num_members, dtype=torch.float64) - 1 / num_members
-    return F.normalize(centred, dim=1)[:, None]
+    centered = torch.eye(num_members, dtype=torch.float64) - 1 / num_members
+    return F.normalize(centered, dim=1)[:, None]
 
 
 def test_kdcl_minlogit_is_never_worse_than_the_best_member():

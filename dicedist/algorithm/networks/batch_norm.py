@@ -1,4 +1,4 @@
-"""Batch normalisation over the whole batch of a member whose replicas each see a share of it.
+"""Batch normalization over the whole batch of a member whose replicas each see a share of it.
 
 torch's SyncBatchNorm does the same on GPUs only, and is used there; this one runs anywhere, so that replicas can be
 compared with a single process.
@@ -44,22 +44,22 @@ class SyncBatchNorm(nn.Module):
         channels = values.shape[1]
         count, mean_C = sums[-1].detach(), sums[:-1] / sums[-1].detach()
         shape = [1, channels] + [1] * (values.dim() - 2)
-        centred = values - mean_C.view(shape)
+        centered = values - mean_C.view(shape)
         # In two passes: the mean of squares minus the square of the mean cancels where the mean is large.
-        variance_C = self.total(centred.square().sum(others)) / count
+        variance_C = self.total(centered.square().sum(others)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean_C, self.momentum)
             self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
         scale_C = self.weight * (variance_C + norm.eps).rsqrt()
-        return (centred * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
+        return (centered * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
 
 
-def synchronise(module: nn.Module, total: Total) -> None:
+def synchronize(module: nn.Module, total: Total) -> None:
     """Replace every batch norm in the module by one over all replicas; its parameters stay the same objects."""
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            synchronise(child, total)
+            synchronize(child, total)
         elif child.affine and child.track_running_stats and child.momentum is not None:
             setattr(module, name, SyncBatchNorm(child, total))
         else:

@@ -71,7 +71,7 @@ def from_torchvision(name: str, split: str | None, channels: int) -> Network:
     feature_dim = model.get_submodule(dense[-1]).in_features
     model.set_submodule(dense[-1], nn.Identity())
     shown = models.get_model_weights(name).DEFAULT.transforms()
-    inputs = Inputs(colours(shown.mean), colours(shown.std), shown.crop_size[0])
+    inputs = Inputs(colors(shown.mean), colors(shown.std), shown.crop_size[0])
     origin = Origin("torchvision", (dense[-1],), inputs, layers(model))
     return halved(model, feature_dim, f"torchvision/{name}", split, channels, origin)
 
@@ -90,7 +90,7 @@ def from_timm(name: str, split: str | None, channels: int) -> Network:
     origin = Origin(
         "timm",
         (head,) if isinstance(head, str) else tuple(head),
-        Inputs(colours(about["mean"]), colours(about["std"]), about["input_size"][-1]),
+        Inputs(colors(about["mean"]), colors(about["std"]), about["input_size"][-1]),
         layers(model),
         frozenset(spared),
     )
@@ -116,7 +116,7 @@ def adapted(weight_OCHW: Tensor, channels: int) -> Tensor:
     return weight_OCHW[:, torch.arange(channels) % RGB] * (RGB / channels)
 
 
-def colours(values: Sequence[float]) -> tuple[float, float, float]:
+def colors(values: Sequence[float]) -> tuple[float, float, float]:
     red, green, blue = values
     return red, green, blue
 

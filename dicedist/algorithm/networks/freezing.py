@@ -34,7 +34,7 @@ def freeze(network: Network, until: str) -> None:
 
 
 def frozen_norms(module: nn.Module) -> list[nn.Module]:
-    """The batch norms whose weights are frozen: they normalise by their running statistics in training too."""
+    """The batch norms whose weights are frozen: they normalize by their running statistics in training too."""
     return [
         child
         for child in module.modules()

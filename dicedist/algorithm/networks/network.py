@@ -14,7 +14,7 @@ from dicedist.algorithm.networks.layers import Layers, layers
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images that a network's published weights were trained on: scaled to 0..1, then normalised."""
+    """The images that a network's published weights were trained on: scaled to 0..1, then normalized."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -144,7 +144,7 @@ class GlobalPool(nn.AdaptiveAvgPool2d):
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """No bias (a batch norm follows), size kept at stride 1, He initialisation."""
+    """No bias (a batch norm follows), size kept at stride 1, He initialization."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
