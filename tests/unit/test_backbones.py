@@ -78,7 +78,7 @@ def test_mistakes_are_one_line(settings, message):
 
 
 def test_our_networks_say_themselves_where_they_are_split():
-    with pytest.raises(ValueError, match="resnet8 says itself where it is split, leave network.split out"):
+    with pytest.raises(ValueError, match="resnet8 defines its own split point: leave out network.split"):
         network("resnet8", split="layer3")
     with pytest.raises(ValueError, match="write network.split=.*layer3.*, or structure=net"):
         _ = network("torchvision/resnet18").trunk
