@@ -16,7 +16,7 @@ from dicedist.algorithm.randomness import generator
 from dicedist.data.sets.own import class_names_of, listed_classes
 from dicedist.data.sources import place_in_class
 
-TEST_FRACTION = 0.2  # of each class, where no test set is given
+TEST_FRACTION = 0.2  # of each class, if no test set is given
 FORMS = "give a Dataset of (input, class), a DataLoader, or a pair of arrays (inputs, classes)"
 
 
@@ -36,7 +36,7 @@ class Arrays:
 
 
 class Labeled(Subset[Any]):
-    """Some items of a dataset, with their classes where the dataset lists them."""
+    """Some items of a dataset, with their classes if the dataset lists them."""
 
     def __init__(self, dataset: Any, rows: Sequence[int]):
         super().__init__(dataset, rows)
@@ -46,7 +46,7 @@ class Labeled(Subset[Any]):
 
 
 class Given:
-    """The splits of one training, called as a dataset class of the user's own is (data._target_)."""
+    """The splits of one training. It is called like a dataset class of the user (data._target_)."""
 
     def __init__(self, train: Any, val: Any, test: Any):
         self.splits = {"train": as_dataset(train, "train")}
@@ -66,7 +66,7 @@ class Given:
         try:
             first = self.splits["train"][0][0]
             sides = first.size if isinstance(first, Image.Image) else tuple(np.asarray(first).shape)
-        except Exception:  # reported with its row where the data are read
+        except Exception:  # reported with its row when the data are read
             return None
         if len(sides) == 3:
             sides = sides[:2] if sides[0] == sides[1] else sides[1:]

@@ -81,7 +81,7 @@ def test_another_teacher_is_refused(tmp_path, teacher):
     shutil.copytree(teacher, copy)
     train.run([*keys, f"teacher.run={copy}"])
     shutil.rmtree(sorted((copy / "checkpoints").iterdir())[-1])  # it is now as it was some steps before
-    with pytest.raises(ValueError, match="is not the one that .*student has learnt from so far: bring back its check"):
+    with pytest.raises(ValueError, match="is not the one that .*student has learned from so far: bring back its check"):
         train.run([*keys, f"teacher.run={copy}", "max_steps=4"])
 
 

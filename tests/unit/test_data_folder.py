@@ -172,7 +172,7 @@ def empty(root, path):
     [
         (remove, "test", r"test does not exist: data=folder needs train/<class>/\*.jpg and test/<class>/\*.jpg"),
         (remove, "train", "train does not exist: data=folder needs"),
-        (empty, "train", "train holds 0 class folders, two are the least"),
+        (empty, "train", "train holds 0 class folders, at least two are needed"),
         (empty, "train/bear", r"bear holds no images \(.bmp, .gif"),
         (remove, "test/bear", "test lacks the class folders bear, which train has"),
         (remove, "train/bear", "test has the class folders bear, which train lacks"),

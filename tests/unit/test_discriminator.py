@@ -81,7 +81,7 @@ def by_autograd(w, compared, targets, weights):
 def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precision_too():
     """Autocast keeps weights in bf16 until its context ends, and several steps are taken inside it."""
 
-    def learnt(forgets):
+    def learned(forgets):
         torch.manual_seed(0)
         w = discriminator()
         w.in_blocks = False
@@ -94,7 +94,7 @@ def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precisi
         return [parameter.detach() for parameter in w.network.parameters()]
 
     with PretendGpu():  # its autocast is the CPU's
-        pairs = zip(learnt(False), learnt(True), strict=True)
+        pairs = zip(learned(False), learned(True), strict=True)
     assert all(torch.equal(plain, forgetful) for plain, forgetful in pairs)
 
 

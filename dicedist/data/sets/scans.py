@@ -1,6 +1,6 @@
-"""Scans of handwritten digits, 8 x 8 pixels in 17 shades: the images of `data=digits`, which scikit-learn carries.
+"""Scans of handwritten digits, 8 x 8 pixels in 17 shades: the images of `data=digits`, which come with scikit-learn.
 
-scikit-learn has no test set. Every machine takes the same 540 of the 1,797 scans for it.
+scikit-learn defines no test set. Here it is always the same 540 of the 1,797 scans.
 """
 
 from pathlib import Path
