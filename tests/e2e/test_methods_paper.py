@@ -82,7 +82,7 @@ def test_a_users_word_wins_over_a_cell_wherever_it_stands():
 
 
 def test_an_experiment_of_ones_own_may_begin_with_a_cell(tmp_path, monkeypatch):
-    """As best.yaml of a search does."""
+    """The best.yaml of a search begins like this."""
     shutil.copytree(compose.CONF, tmp_path / "conf")
     text = "# @package _global_\ndefaults: [small/dice, _self_]\nepochs: 3\n"
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""What a checkpoint is on the disk, what reading one refuses, and what a failing disk does to a run."""
+"""Checkpoints: their files, the damage that reading refuses, and the effect of a failing disk on a run."""
 
 import errno
 import json

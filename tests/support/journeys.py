@@ -1,4 +1,4 @@
-"""What new users do, in a real bash: commands as README, docs and --help print them, made small by keys behind them."""
+"""Journeys of new users in a real bash: commands of README, docs and --help, made small by additional keys."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a user of the library brings along: a network, a dataset and a method, in a module that ranks can import."""
+"""Objects of a user: a network, a dataset and a method, in a module that ranks can import."""
 
 import numpy as np
 import torch

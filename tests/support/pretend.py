@@ -111,7 +111,7 @@ class Stream:
 
 
 class Graph:
-    """A CUDA graph: what was recorded is not computed then, and computed anew on the same memory at every replay.
+    """A CUDA graph. The recording computes nothing; every replay computes the recorded calls on the same memory.
 
     Numbers of Python stay as they were. A generator that the graph does not know is an error, as on a GPU.
     """
@@ -533,7 +533,7 @@ def what_waits_for_ever(posted):
 
 
 def goes_through(begun, rank, message):
-    """Whether the other end has begun; both ends are then done."""
+    """Return whether the other end has begun; then both ends are done."""
     other = begun[message.peer]
     first = next((m for m in begun[rank] if (m.sends, m.peer) == (message.sends, message.peer)), None)
     if not isinstance(other, list) or first is not message:

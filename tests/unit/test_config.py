@@ -1,4 +1,4 @@
-"""What users may write, and the one-line error that they get for what they may not."""
+"""Settings that users may write, and the one-line errors for all others."""
 
 import re
 

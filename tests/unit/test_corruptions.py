@@ -201,7 +201,7 @@ def test_all_nineteen_of_cifar_c_are_there():
 
 
 class TestShift:
-    """What `evaluate shift=` opens."""
+    """The shifted images that `evaluate shift=` opens."""
 
     @pytest.fixture
     def source(self, tmp_path, monkeypatch):

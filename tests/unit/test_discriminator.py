@@ -99,7 +99,7 @@ def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precisi
 
 
 def test_half_precision_is_close_and_its_answer_whole():
-    """As on a GPU with precision=bf16; here on the CPU, without blockwise gradients."""
+    """The computation of a GPU with precision=bf16, here on the CPU without blockwise gradients."""
     torch.manual_seed(0)
     w = discriminator()
     means, labels = torch.randn(3, 16, 8), torch.randint(5, (16,))
@@ -226,7 +226,7 @@ def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
 
 
 def test_without_any_partner_there_is_no_estimate():
-    """As with one held-out image per class."""
+    """This happens with one held-out image per class."""
     held_out, _ = correlated(8, 0.5, 3, 3, torch.Generator().manual_seed(0))
     w = Discriminator(CONFIG, 2, 8, 3, conditional=True, seed=0)
     assert estimate(w, held_out, torch.arange(3), w.pairs_P2) is None

@@ -67,7 +67,7 @@ def test_by_default_there_is_one_group_as_ever():
 
 
 class Transformer(nn.Module):
-    """As timm's: positions outside of the sequence of blocks, which it wants without weight decay."""
+    """A network like timm's, with positions outside of the sequence of blocks that get no weight decay."""
 
     def __init__(self):
         super().__init__()

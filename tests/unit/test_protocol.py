@@ -1,4 +1,4 @@
-"""Protocols: what they may say, that they are committed before the test set is read, and what their page tells."""
+"""Protocols: their keys, the commit before the test set is read, and their page."""
 
 import re
 import subprocess
@@ -157,7 +157,7 @@ BASE, OTHER = [0.70, 0.72, 0.71], [0.73, 0.76, 0.73]
 
 
 def group(label, style, evaluations, folder=None):
-    """Runs that were measured as it is told, with seeds from 0 on."""
+    """Return a group of runs with these evaluations, with seeds from 0 on."""
     runs = [Run(f"{folder or label}/{seed}") for seed in range(len(evaluations))]
     return Group(
         label,

@@ -564,7 +564,7 @@ def test_nothing_in_results_and_records_becomes_markup(make_run: MakeRun, share:
         try:
             written = page(read_groups([Run.open(folder)]))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            continue  # a command tells so in one line
+            continue  # a command reports it in one line
         pages += 1
         assert_only_our_markup(written)
     assert pages > 0

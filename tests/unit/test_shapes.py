@@ -1,4 +1,4 @@
-"""The embedded data: the same bytes everywhere, balanced, quick, and nothing but the shape tells the class."""
+"""The generated data: the same bytes everywhere, balanced, quick, and only the shape shows the class."""
 
 import hashlib
 import time

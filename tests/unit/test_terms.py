@@ -166,7 +166,7 @@ def test_an_undecided_judge():
 
 
 def test_a_judge_comes_to_the_share_of_the_peer():
-    """Where it cannot tell them apart, that is one half; where maps are the peer's alone, one."""
+    """If the judge cannot separate the maps, the share is one half; if all maps are the peer's, it is one."""
     draws = torch.Generator().manual_seed(0)
     found = []
     for shift in (0.0, 3.0):

@@ -11,7 +11,7 @@ import pytest
 from tests.support import CHECKOUT
 
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/results/*.md", "docs/tutorials/*.md", "launch/k8s/*.md")
-CLEAN = ("dicedist/**/*.py", *PAGES)
+CLEAN = ("dicedist/**/*.py", "tests/**/*.py", *PAGES)
 BEGINNING = re.compile(r"(What|Whether|Where|Those|As|How|Who|That of)\b")
 BANNED = re.compile(r"\b(told|tells|beside|anew|whence|thence|hears|such a one|those (which|who))\b", re.IGNORECASE)
 
