@@ -112,7 +112,7 @@ class DataConfig(Frozen):
     )
     per_member: bool = key("true: each member draws its own crops and flips")
     views: int = key(
-        "network.freeze=trunk: views of each training image, the first as it is, the others augmented; epochs take them in "
+        "network.freeze=trunk: views of each training image, the first as it is, others augmented; epochs take them in "
         "turn",
         at_least=1,
     )
