@@ -274,7 +274,15 @@ def test_failed_runs_are_named_and_refused_ones_end_it(monkeypatch, tmp_path):
 
 
 def test_the_student_is_measured_alone(tmp_path, capsys):
-    tiny = ["data=shapes", "network=resnet8", "ensemble.size=3", "data.train_limit=64", "batch_size=32", "epochs=1"]
+    tiny = [
+        "data=shapes",
+        "data.train_limit=64",
+        "data.test_limit=250",
+        "network=resnet8",
+        "ensemble.size=3",
+        "batch_size=32",
+        "epochs=1",
+    ]
     kind = ["method=okddip_dice", "structure=branch", "tracking=none"]
     train.run([*tiny, *kind, f"run.dir={tmp_path}", "run.name=tiny"])
     result = json.loads((tmp_path / "tiny" / "evaluation.json").read_text())

@@ -31,7 +31,14 @@ def free_port():
 def a_run(directory, *overrides):
     """The folder of a run that has just started."""
     directory.mkdir()
-    settings = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+    settings = [
+        "data=shapes",
+        "data.test_limit=250",
+        "network=resnet8",
+        "ensemble.size=2",
+        "run.name=tiny",
+        "tracking.model=null",
+    ]
     Run(directory).save_config(compose_config([*settings, *overrides]))
     (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
     record(directory, range(1, 4))

@@ -21,7 +21,8 @@ from dicedist.training.listeners import Listener
 
 # 12 steps in 4 epochs; records, checkpoints and validations fall on different steps.
 TINY = [
-    "data=shapes", "data.train_limit=48", "data.pipeline=torch", "batch_size=16", "network=resnet8", "ensemble.size=2",
+    "data=shapes", "data.train_limit=48", "data.test_limit=250", "data.pipeline=torch", "batch_size=16",
+    "network=resnet8", "ensemble.size=2",
     "epochs=4", "log.every_steps=4", "checkpoint.every_steps=5", "evaluate.every_epochs=2", "run.name=tiny",
     "tracking=none",
 ]  # fmt: skip

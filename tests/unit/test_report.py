@@ -1,6 +1,5 @@
 """The report: runs written by hand, read back as one page; what is pooled, what is missing, what is refused."""
 
-import functools
 import html
 import json
 import math
@@ -25,7 +24,7 @@ from markupsafe import escape
 from safetensors.torch import save_file
 
 from dicedist import metrics
-from dicedist.config import Config, compose_config
+from dicedist.config import compose_config
 from dicedist.config.plan import Plan
 from dicedist.config.schema import MethodConfig
 from dicedist.evaluation import calibration
@@ -104,7 +103,7 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
         "ood_missing": ["lsun_crop: put ood/lsun_crop.npz somewhere"],
     }
     seen = {"knn": torch.rand(num_inputs, generator=draw)}
-    chosen = calibration.fit(logits_MNK, labels_N, "logits", composed().calibration, seen)
+    chosen = calibration.fit(logits_MNK, labels_N, "logits", compose_config([]).calibration, seen)
     came_to = calibration.tested(chosen, logits_MNK, labels_N, "logits", seen)
     evaluation["calibration"] = {**asdict(chosen), "test": came_to}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
@@ -118,11 +117,6 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
     }
     save_file(gallery, folder / "gallery.safetensors")
     return evaluation
-
-
-@functools.cache
-def composed(*overrides: str) -> Config:
-    return compose_config(overrides)
 
 
 @pytest.fixture
@@ -142,7 +136,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     ) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        made = composed(f"method={method}", "data=shapes", *overrides)
+        made = compose_config([f"method={method}", "data=shapes", *overrides])
         config = replace(made, seed=seed, ensemble=replace(made.ensemble, size=size), epochs=epochs)
         Run(folder).save_config(config)
         draw = torch.Generator().manual_seed(100 * seed + len(name))
