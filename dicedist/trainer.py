@@ -74,7 +74,7 @@ class Trainer:
     """The training on one rank. Methods that communicate are called by all ranks in the same order."""
 
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
-        # 1. Refuse invalid settings. No process group exists yet, so no rank waits for another.
+        # 1. Refuse invalid settings before the first message: the heartbeat of a rank that refuses ends all ranks.
         refuse_small_batches(job)
         self.run = job.run  # shared with the uploads, which follow a renamed folder
         config, method, placement, source = job.config, job.method, job.placement, job.source
