@@ -20,7 +20,7 @@ from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.optimizers import build_optimizer
 from dicedist.algorithm.parts import Hosted, Part, followed
 from dicedist.algorithm.precision import Precision
-from dicedist.algorithm.randomness import initialising
+from dicedist.algorithm.randomness import initializing
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Loss
@@ -88,7 +88,7 @@ def build_hosted(
             frozen = replace(build_trunk(config, plan, device), average=None)
         elif config.structure == "branch":
             trunk = build_trunk(config, plan, device)
-        with initialising(config.seed, "shared"):
+        with initializing(config.seed, "shared"):
             common = method.shared(weightless(config, plan), num_classes)
         shared = None if common is None else learner("shared", common, config, device)
     discriminator = None
@@ -107,7 +107,7 @@ def member_part(
     member = build_member(config, method, plan, index, every[index].classes)
     backbone = [[f"encoder.{name}" for name in layer] for layer in member.encoder.layers()]
     part = learner(f"member-{index}", member, config, device, backbone)
-    with initialising(config.seed, "companion", index):
+    with initializing(config.seed, "companion", index):
         companion = method.companion(index, every)
     if companion is None:
         return part
@@ -131,7 +131,7 @@ def learner(
 
 
 def build_member(config: Config, method: Method, plan: Plan, member: int, num_classes: int) -> Member:
-    with initialising(config.seed, "member", member):
+    with initializing(config.seed, "member", member):
         network = networks.build_member(config.network, member, plan.input_shape)
         encoder = network.branch() if config.structure == "branch" else network
         for stage in encoder.children():
@@ -140,7 +140,7 @@ def build_member(config: Config, method: Method, plan: Plan, member: int, num_cl
 
 
 def build_trunk(config: Config, plan: Plan, device: torch.device) -> Part:
-    with initialising(config.seed, "trunk"):
+    with initializing(config.seed, "trunk"):
         network = networks.build_member(config.network, 0, plan.input_shape)
     compile_stage(network.trunk, config.compile)
     halves = [[name.partition(".")[2] for name in layer if name.startswith("trunk.")] for layer in network.layers()]
@@ -161,7 +161,7 @@ def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: i
     every = sizes(config, method, plan, num_classes)
     compared = [every[member] for member in method.compared(plan.num_members)]
     config = replace(config, redundancy=replace(config.redundancy, max_pairs=plan.max_pairs))
-    with initialising(config.seed, method.counterpart.part):
+    with initializing(config.seed, method.counterpart.part):
         return method.counterpart.build_counterpart(config, compared)
 
 

@@ -53,9 +53,9 @@ class Encoders:
         trunk = [hosted.trunk] if hosted.trunk else []
         if config.ensemble.sync_batch_norm and exchange.replicas > 1:  # before DistributedDataParallel wraps modules
             for part in (*hosted.members.values(), *trunk):
-                exchange.synchronise(part.module)
+                exchange.synchronize(part.module)
                 if part.average is not None:  # a probe may run the average in training mode
-                    exchange.synchronise(part.average.module)
+                    exchange.synchronize(part.average.module)
         members = {index: hosted.member(index) for index in hosted.members}
         own = {index: exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**(replaced or {})}

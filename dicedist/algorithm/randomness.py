@@ -17,7 +17,7 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, *where))
 
 
-def initialising(seed: int, purpose: str, *where: int) -> contextlib.AbstractContextManager[None]:
+def initializing(seed: int, purpose: str, *where: int) -> contextlib.AbstractContextManager[None]:
     """Seed torch's global CPU generator by key inside the context, for layers that draw their own initial weights."""
     return drawing(torch.device("cpu"), seed, purpose, *where)
 

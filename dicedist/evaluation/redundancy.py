@@ -15,7 +15,7 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.pairs import Partners
-from dicedist.algorithm.randomness import generator, initialising
+from dicedist.algorithm.randomness import generator, initializing
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.cluster.heartbeat import advance
 from dicedist.config.plan import Plan
@@ -143,7 +143,7 @@ def fit(
     """Train a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     settings, seed = replace(config, num_steps=1, num_samples=1, delta=0.0), 0
-    with initialising(seed, "estimator"):
+    with initializing(seed, "estimator"):
         w = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
     w.to(labels_N.device)
     optimizer = torch.optim.Adam(w.network.parameters(), lr=1e-3)

@@ -226,7 +226,7 @@ def test_records_whose_receipt_was_lost_are_not_sent_twice(store, tmp_path, monk
 
 
 def test_records_that_are_written_otherwise_after_a_crash_all_arrive(store, tmp_path):
-    """As when log.every_steps is changed: as many lines as before, of other steps."""
+    """This happens when log.every_steps is changed: the same number of lines, but of other steps."""
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     mirror_of(directory).send_records()

@@ -1,4 +1,4 @@
-"""A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelt key at once."""
+"""A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelled key at once."""
 
 import csv
 import json

@@ -84,11 +84,11 @@ class Server:
 
 
 class Between:
-    """Stands between clients and a server, and answers as it is told: well, slow, broken, half or gone.
+    """A proxy between clients and a server. `behave` sets its answers: well, slow, broken, half or gone.
 
     slow: a byte every five seconds, so that a client's own limit on silence never strikes. broken: 500. half: the
     server receives the request, and the connection breaks within its answer. gone: nobody listens.
-    Of a bucket: full: nothing more can be written. cut, flipped: what is written loses its second half, or a bit.
+    For a bucket: full: nothing more can be written. cut, flipped: uploads lose their second half, or one bit.
     """
 
     def __init__(self, server_port):
@@ -189,7 +189,7 @@ def error_of_s3(status, code):
 
 
 def read_message(connection, bodiless=False):
-    """A request or an answer of HTTP; the connection serves no other, which both sides are told."""
+    """Read a request or an answer of HTTP, and mark it as the last one of its connection."""
     content = b""
     while b"\r\n\r\n" not in content:
         content += received(connection)

@@ -93,7 +93,7 @@ def records_of(run):
 
 
 def assert_same_run(run, reference, step=STEPS):
-    """Bit for bit: weights, optimisers, memory, and every line of the records."""
+    """Bit for bit: weights, optimizers, memory, and every line of the records."""
     assert_same_tensors(run, reference, step)
     assert (run / "metrics.jsonl").read_text() == (reference / "metrics.jsonl").read_text()
 
