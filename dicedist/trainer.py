@@ -133,18 +133,9 @@ class Trainer:
         return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
 
     def build_saver(self, sees_folder: bool) -> Saver:
-        return Saver(
-            self.run,
-            self.job.config.checkpoint,
-            self.job.extent.steps_per_epoch,
-            self.share.parts_to_save,
-            self.control,
-            self.done,
-            self.tracker.warn,
-            self.world.transfer,
-            sees_folder,
-            self.uploads,
-        )
+        steps, parts, control = self.job.extent.steps_per_epoch, self.share.parts_to_save, self.control
+        settings = (self.run, self.job.config.checkpoint, steps, parts, control, self.done)
+        return Saver(*settings, self.tracker.warn, self.world.transfer, sees_folder, self.uploads)
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
         job, found = self.job, list[Listener]([self.recorder.ledger])
