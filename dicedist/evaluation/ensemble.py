@@ -111,21 +111,15 @@ class Ensemble(nn.Module):
         run). trusted: import and run the user's own network class, which the run names. model: the function that `fit`
         was given, if it cannot be imported.
         """
-        with standing_for("network", model):
-            return Ensemble._load(source, members, average, images, trusted)
-
-    @staticmethod
-    def _load(
-        source: str | Path, members: Sequence[int] | str | None, average: str | None, images: str, trusted: bool
-    ) -> "Ensemble":
         path = Path(source)
-        if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
-            from dicedist.evaluation.loading import load_ensemble
+        with standing_for("network", model):
+            if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
+                from dicedist.evaluation.loading import load_ensemble
 
-            return load_ensemble(source, listed(members), average, images, trusted)
-        from dicedist.evaluation.formats import read
+                return load_ensemble(source, listed(members), average, images, trusted)
+            from dicedist.evaluation.formats import read
 
-        ensemble = read(path, trusted)
+            ensemble = read(path, trusted)
         if average not in (None, ensemble.about.average) or images not in ("uint8", ensemble.about.images):
             raise ValueError(f"{path} was exported with its own average and images: leave these out, or load the run")
         return ensemble if members is None else ensemble[ensemble.places_of(listed(members))]

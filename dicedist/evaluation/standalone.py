@@ -70,7 +70,8 @@ def evaluate(
         raise ValueError(f"ood_scores {taken[0]!r}: the tables have a score of this name, choose another")
     source = source_of(ensemble, test, val, train)
     sets: dict[str, Any] = {
-        name: given if is_place(given) else pixels(ensemble, given, name) for name, given in ood.items()
+        name: given if given is None or isinstance(given, str | Path) else pixels(ensemble, given, name)
+        for name, given in ood.items()
     }
     chosen = None if ensemble.about.calibration is None else Calibration(**ensemble.about.calibration)
     evaluator = Evaluator(ensemble, source, stage=Progress, chosen=chosen, ood_scores=ood_scores)
@@ -102,10 +103,6 @@ def split_of(ensemble: Ensemble, given: Any, name: str) -> Split:
     if not 0 <= labels_N.min() <= labels_N.max() < num_classes:
         raise ValueError(f"{name} has classes from {labels_N.min()} to {labels_N.max()}, the ensemble {num_classes}")
     return Split(items, labels_N)
-
-
-def is_place(given: Any) -> bool:
-    return given is None or isinstance(given, str | Path)
 
 
 def pixels(ensemble: Ensemble, given: Any, name: str) -> Tensor:
