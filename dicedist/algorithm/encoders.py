@@ -21,6 +21,7 @@ from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.member import Encode, Encoding
 from dicedist.algorithm.messages import Carrier
 from dicedist.algorithm.networks.batch_norm import counted_together, plain_norms, statistics_untouched
+from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.randomness import drawing, generator
@@ -46,9 +47,10 @@ class Encoders:
         keeps = tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
         if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
             for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
-                self.exchange.synchronise(part.module)
+                frozen = [*frozen_norms(part.module)]
+                self.exchange.synchronise(part.module, frozen)
                 if part.average is not None:  # a probe may run the average in training mode
-                    self.exchange.synchronise(part.average.module)
+                    self.exchange.synchronise(part.average.module, frozen)
         members = {index: self.hosted.member(index) for index in self.hosted.members}
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}

@@ -164,8 +164,9 @@ class NetworkConfig(Frozen):
         default=None,
     )
     freeze: str = key(
-        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
-        "trunk: all that branches share, which then runs only once, over the data",
+        "layers that stay as they are: none | norms: batch norms of pretrained weights | stem | all | up to a stage, "
+        "as stage3, or to a module, as layer3 | trunk: all that branches share, which then runs only once, over the "
+        "data",
         default="none",
     )
 
