@@ -69,7 +69,7 @@ def test_a_tail_that_begins_with_an_activation_does_not_spoil_the_trunk():
         ({"split": "layer3.0.conv1"}, "what follows in torchvision/resnet18 also reads .*, which comes before"),
         (
             {"freeze": "layer9"},
-            "write none, trunk, stem, all, stage1 to stage4, or a module such as layer1, ",
+            "write none, norms, trunk, stem, all, stage1 to stage4, or a module such as layer1, ",
         ),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_new_evaluation_is_sent(shell, tracked):
     client, run = tracked
     shell.run("dicedist evaluate run=runs/tracked folds=1 estimator=own")
     assert client.get_run(run.info.run_id).data.metrics["test/ensemble/accuracy"] >= 0
-    told = shell.run(documented("python -m dicedist.mirror runs/NAME").replace("NAME", "tracked"))
+    told = shell.run(documented("python -m dicedist.mirror runs/NAME").replace("NAME tracking=wandb", "tracked"))
     assert told.startswith("runs/tracked is in MLflow at sqlite:///") and "FINISHED" in told
 
 
