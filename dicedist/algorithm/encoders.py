@@ -48,9 +48,9 @@ class Encoders:
         if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
             for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
                 frozen = [*frozen_norms(part.module)]
-                self.exchange.synchronise(part.module, frozen)
+                self.exchange.synchronize(part.module, frozen)
                 if part.average is not None:  # a probe may run the average in training mode
-                    self.exchange.synchronise(part.average.module, frozen)
+                    self.exchange.synchronize(part.average.module, frozen)
         members = {index: self.hosted.member(index) for index in self.hosted.members}
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}

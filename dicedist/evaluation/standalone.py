@@ -138,7 +138,7 @@ def is_place(given: Any) -> bool:
     return given is None or isinstance(given, str | Path)
 
 
-class Unlabelled:
+class Unlabeled:
     """The inputs of a dataset of (input, ...), of inputs alone, or of a list; with a class that does not matter."""
 
     def __init__(self, dataset: Any):
@@ -155,7 +155,7 @@ class Unlabelled:
 def pixels(ensemble: Ensemble, given: Any, name: str) -> Tensor:
     """Read the inputs of an OOD set, whose classes do not matter."""
     dataset = given if hasattr(given, "__array__") else as_dataset(given, name)
-    items = items_of(ensemble, Unlabelled(dataset), name)
+    items = items_of(ensemble, Unlabeled(dataset), name)
     refuse_other_shape(ensemble, items)
     return items.index_select(0, torch.arange(len(dataset)))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dicedist.algorithm.batch import share
-from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronise
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronize
 from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
@@ -57,7 +57,7 @@ def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
 
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("world_size", "cases"), CASES.items())
-def test_replicas_with_synchronised_batch_norm_equal_one_process(world_size, cases):
+def test_replicas_with_synchronized_batch_norm_equal_one_process(world_size, cases):
     alone = train_on_rank(0, 1, cases, 1)
     by_rank = run_ranks(world_size, train_on_rank, world_size, cases, 2)
     for nth, case in enumerate(cases):
@@ -108,13 +108,13 @@ def over_one_replica(norm):
 
 
 @pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm2d(4), (6, 4, 3, 3)), (nn.BatchNorm1d(4), (6, 4))])
-def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
+def test_synchronized_batch_norm_of_one_replica_is_torchs(norm, shape):
     torch.manual_seed(0)
     nn.init.normal_(norm.weight)
     plain = nn.Sequential(norm)
     synced = nn.Sequential(type(norm)(4))
     synced.load_state_dict(plain.state_dict())
-    synchronise(synced, over_one_replica)
+    synchronize(synced, over_one_replica)
     assert isinstance(synced[0], SyncBatchNorm)
     for network in (plain, synced):
         network.double()
@@ -150,26 +150,26 @@ def test_statistics_untouched_leaves_every_kind_of_batch_norm_alone(kind):
 
 def test_a_large_mean_does_not_drown_the_variance():
     synced = nn.Sequential(nn.BatchNorm1d(1))
-    synchronise(synced, over_one_replica)
+    synchronize(synced, over_one_replica)
     inputs = 1e4 + torch.tensor([[-0.5], [0.5], [-0.5], [0.5]])
     torch.testing.assert_close(synced(inputs), torch.tensor([[-1.0], [1.0], [-1.0], [1.0]]), atol=1e-3, rtol=0)
     torch.testing.assert_close(synced[0].running_var, torch.tensor([0.9 + 0.1 / 3]))
 
 
-def test_a_batch_norm_that_cannot_be_synchronised_is_named():
+def test_a_batch_norm_that_cannot_be_synchronized_is_named():
     with pytest.raises(ValueError, match="sync_batch_norm=true needs torch's batch norms with weights.*affine=False"):
-        synchronise(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), over_one_replica)
+        synchronize(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), over_one_replica)
 
 
 def test_a_batch_norm_that_does_more_than_normalize_is_not_replaced():
     norm_act = pytest.importorskip("timm.layers").BatchNormAct2d  # ends with an activation, which would be lost
     with pytest.raises(ValueError, match="not BatchNormAct2d"):
-        synchronise(nn.Sequential(norm_act(4)), over_one_replica)
+        synchronize(nn.Sequential(norm_act(4)), over_one_replica)
 
 
-def test_frozen_batch_norms_are_not_synchronised():
+def test_frozen_batch_norms_are_not_synchronized():
     network = nn.Sequential(nn.BatchNorm2d(4).requires_grad_(False), nn.Sequential(nn.BatchNorm2d(4)))
-    synchronise(network, over_one_replica, [*frozen_norms(network)])
+    synchronize(network, over_one_replica, [*frozen_norms(network)])
     assert isinstance(network[0], nn.BatchNorm2d) and isinstance(network[1][0], SyncBatchNorm)
 
 

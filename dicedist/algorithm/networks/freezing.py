@@ -1,4 +1,4 @@
-"""Freezes the first layers of a network: their weights and the statistics of their batch norms stay as they are."""
+"""Freeze the first layers of a network: their weights and the statistics of their batch norms stay unchanged."""
 
 import re
 
@@ -11,9 +11,9 @@ STAGE = re.compile(r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)")
 
 
 def freeze(network: Network, until: str) -> None:
-    """until: none, norms, trunk, stem (the first layer), all (but a projection), or the last frozen module, as stage3.
+    """Freeze up to `until`: none, trunk, stem (the first layer), all (except a projection), or a module, as stage3.
 
-    norms: only batch norms are frozen, but for those of a projection.
+    norms: freeze batch norms only, except in a projection.
     """
     if until == "none":
         return
