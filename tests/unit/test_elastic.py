@@ -49,6 +49,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setenv(LAUNCHER, str(tmp_path))
     (tmp_path / "logs").mkdir()  # of torchrun, next to the exit codes of ranks
     monkeypatch.setenv(elastic.OWN_STORE, "0")
+    monkeypatch.setenv(ATTEMPT, "0")  # a rendezvous sets it, and later tests are no second attempt
     monkeypatch.setattr(elastic, "SILENCE", 1.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     impatient = {"is_host": False, "last_call_timeout": 1, "keep_alive_interval": 1, "join_timeout": 30}
