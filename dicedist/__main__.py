@@ -2,7 +2,7 @@
 
 Examples:
     dicedist train --nproc 5                                    the paper's main job, a member or w on each rank
-    dicedist train --nproc auto                                 the same over the GPUs there are, or in one process
+    dicedist train --nproc auto                                 the same on all GPUs of this machine, or in one process
     dicedist train data=shapes ensemble.size=3                  everything in one process
     dicedist evaluate run=runs/NAME
     dicedist predict run=runs/NAME photos/

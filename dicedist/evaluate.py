@@ -8,7 +8,7 @@ Examples:
     python -m dicedist.evaluate run=runs/NAME ood.sets.mine=photos/    another OOD set; ood.sets.mine=none drops it
     python -m dicedist.evaluate logits=FILE.npz                        any ensemble: logits [M, N, K] and labels [N],
                                                                        optionally val_logits and val_labels
-    python -m dicedist.evaluate --nproc 4 run=runs/NAME                members dealt over 4 processes, or auto
+    python -m dicedist.evaluate --nproc 4 run=runs/NAME                members spread over 4 processes, or auto
 """
 
 from collections.abc import Sequence

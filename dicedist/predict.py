@@ -2,7 +2,7 @@
 
 Examples:
     python -m dicedist.predict run=runs/NAME photo.jpg scans/ 'more/**/*.png'    files, folders, patterns
-    find scans -newer last | python -m dicedist.predict run=runs/NAME -          a list of files, one a line
+    find scans -newer last | python -m dicedist.predict run=runs/NAME -          a list of files, one per line
     python -m dicedist.predict run=runs/NAME photos/ format=jsonl output=predictions.jsonl
     python -m dicedist.predict run=runs/NAME photos/ members=student
     python -m dicedist.predict --nproc auto run=runs/NAME photos/                a process on each GPU; or a number
@@ -15,7 +15,7 @@ Images may have any format and size: the short side is scaled to the size used i
     disagreement   0..1, the share of pairs of members that predict different classes
     entropy, mutual information     in nats (jsonl only), before temperature: all the uncertainty, and its part that
                    members disagree about
-    fused_label    of the fused classifier, where the method trains one (jsonl only); all else is of the members' mean
+    fused_label    of the fused classifier, if the method trains one (jsonl only); other fields are of the members' mean
     ood score      low for images unlike those that the run was trained on; by default KNN, 0..1: how near the features
                    of training images are (calibration.ood_score)
 

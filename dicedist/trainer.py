@@ -6,6 +6,12 @@ train          steps and validations, until the last step or a request to stop
                listeners are called around every step and epoch               training/listeners.py
                the recorder logs and saves at the same steps on all ranks     training/recorder.py
 evaluate       measure the final weights on the test set, once
+
+job        the config, the method, the plan (resolved settings), the placement of parts on ranks, and the data
+world      this rank in the group: its number, its device, and whether it reports; rank 0 reports
+control    small agreements between ranks (barrier, maximum, broadcast), on the CPU
+exchange   the messages of a step; hosted: the parts on this rank; paths: the trajectories of its members
+tracker    console and records; silent on all ranks but rank 0
 """
 
 import contextlib
@@ -65,8 +71,10 @@ def train(config: Config) -> None:
 
 
 class Trainer:
+    """The training on one rank. Methods that communicate are called by all ranks in the same order."""
+
     def __init__(self, job: Job, world: World, uploads: NoUploads | None = None):
-        # 1. Refuse invalid settings. No process group exists yet, so no rank waits for another.
+        # 1. Refuse invalid settings before the first message: the heartbeat of a rank that refuses ends all ranks.
         refuse_small_batches(job)
         self.run = job.run  # shared with the uploads, which follow a renamed folder
         config, method, placement, source = job.config, job.method, job.placement, job.source
@@ -173,13 +181,16 @@ class Trainer:
         return self.validation.due(self.done, self.recorder.validated)
 
     def train_and_evaluate(self) -> list[str]:
-        """Return, on rank 0, the destinations that did not receive the results, with the command that sends them."""
+        """Train what is left and evaluate; a finished run only shows its results.
+
+        Return, on rank 0, the destinations that did not receive the results, with the command that sends them.
+        """
         left = 0 if self.selection.over else self.total_steps - self.done
         result = self.run.result(self.step_to_evaluate) if left <= 0 and self.world.reports else None
         if result is not None:
             self.tracker.say(f"{self.run} is finished, after {self.done:,} steps")
             self.tracker.say(printed(result, self.job.config.log.verbose))
-        if self.control.maximum(result is not None):
+        if self.control.maximum(result is not None):  # only rank 0 knows; all ranks return together
             return self.finish_sending([])
         if self.world.reports:
             self.run.stopped_file.unlink(missing_ok=True)
@@ -222,7 +233,10 @@ class Trainer:
         return lines
 
     def train(self) -> None:
-        """Train to the last step. On a request to stop, all ranks save after the same step and raise Stopped."""
+        """Train to the last step, or until early stopping. A validation that is due comes before the next epoch.
+
+        On a request to stop, all ranks save after the same step and raise Stopped.
+        """
         with signals.deferred():
             while (
                 not self.stopping and not self.selection.over and (self.validation_due or self.done < self.total_steps)

@@ -26,7 +26,7 @@ from dicedist.config.schema import Config
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SECTIONS = {"measures.md": "Reference", "intervals.md": "Explanation"}  # of pages that mkdocs.yml does not name
-OUTSIDE = re.compile(r"[A-Z]+\.(?:md|cff)")  # of the README, beside it
+OUTSIDE = re.compile(r"[A-Z]+\.(?:md|cff)")  # files next to the README that it links to
 HEAD = ["| key | by default | meaning |", "|---|---|---|"]
 EXIT_CODES = ROOT / "dicedist" / "cluster" / "process.py"
 FILES = ROOT / "dicedist" / "runs" / "run.py"

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, the real images where they are available, and a bucket."""
+"""Fixtures of all tests: one thread, the real images if they are available, and a bucket."""
 
 import os
 
@@ -70,7 +70,7 @@ def data_config() -> Callable[..., DataConfig]:
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[Between]:
-    """What stands between this machine's S3 server and its clients, and can misbehave; its bucket is s3://runs."""
+    """A proxy between the S3 server of this machine and its clients that can misbehave; its bucket is s3://runs."""
     pytest.importorskip("s3fs")
     with pytest.MonkeyPatch.context() as patch, bucket_server(patch.setenv) as found:
         patch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -1,6 +1,6 @@
 """The table of launch/diversity: fails unless redundancy is lower under DICE than with delta 0, for every seed.
 
-Redundancy is the mean over pairs of members, in nats. A discriminator that was trained anew on training features, in
+Redundancy is the mean over pairs of members, in nats. A new discriminator was trained on training features, in
 the same way for all runs, estimates it on test features.
 """
 

@@ -137,8 +137,8 @@ def out_of_time():
     assert_same_run(Path("runs/warned-seed0"), Path("runs/whole-seed0"), STEPS)
 
 
-def preempted_and_cancelled():
-    """A job is requeued when one of higher priority takes its nodes, but not when it is cancelled."""
+def preempted_and_canceled():
+    """A job is requeued when one of higher priority takes its nodes, but not when it is canceled."""
     job = submit("preempted", "--exclusive", overrides=["ensemble.size=3"])
     wait_for_steps("preempted")
     slurm("sbatch", "--partition=high", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 3")
@@ -164,7 +164,7 @@ if __name__ == "__main__":
         (folder / "work").mkdir()
         os.chdir(folder / "work")
         with cluster(folder):
-            for check in (seeds, refused, undisturbed, out_of_time, preempted_and_cancelled):
+            for check in (seeds, refused, undisturbed, out_of_time, preempted_and_canceled):
                 start = time.monotonic()
                 check()
                 print(f"{check.__name__}: as it should be, {time.monotonic() - start:.0f} s", flush=True)

@@ -20,7 +20,7 @@ from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.optimizers import build_optimizer
 from dicedist.algorithm.parts import Hosted, Part, followed
 from dicedist.algorithm.precision import Precision
-from dicedist.algorithm.randomness import initialising
+from dicedist.algorithm.randomness import initializing
 from dicedist.algorithm.schedules import Schedules
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Loss
@@ -132,7 +132,7 @@ def member_part(
     """Build the part of one member. every: the sizes of all members."""
     member = build_member(config, method, plan, index, every[index].classes)
     part = learner(f"member-{index}", member, config, device, prefixed("encoder.", member.encoder.layers()))
-    with initialising(config.seed, "companion", index):
+    with initializing(config.seed, "companion", index):
         companion = method.companion(index, every)
     if companion is None:
         return part
@@ -160,7 +160,7 @@ def prefixed(path: str, names: Layers) -> Layers:
 
 
 def build_member(config: Config, method: Method, plan: Plan, member: int, num_classes: int) -> Member:
-    with initialising(config.seed, "member", member):
+    with initializing(config.seed, "member", member):
         network = networks.build_member(config.network, member, plan.input_shape)
         encoder = network.branch() if config.structure == "branch" else network
         for stage in encoder.children():
@@ -169,7 +169,7 @@ def build_member(config: Config, method: Method, plan: Plan, member: int, num_cl
 
 
 def build_trunk(config: Config, plan: Plan, device: torch.device) -> Part:
-    with initialising(config.seed, "trunk"):
+    with initializing(config.seed, "trunk"):
         network = networks.build_member(config.network, 0, plan.input_shape)
     compile_stage(network.trunk, config.compile)
     halves = [[name.partition(".")[2] for name in layer if name.startswith("trunk.")] for layer in network.layers()]
@@ -185,7 +185,7 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
 
 
 def build_shared(config: Config, method: Method, plan: Plan, num_classes: int) -> nn.Module | None:
-    with initialising(config.seed, "shared"):
+    with initializing(config.seed, "shared"):
         return method.shared(weightless(config, plan), num_classes)
 
 
@@ -195,7 +195,7 @@ def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: i
     every = sizes(config, method, plan, num_classes)
     compared = [every[member] for member in method.compared(plan.num_members)]
     config = replace(config, redundancy=replace(config.redundancy, max_pairs=plan.max_pairs))
-    with initialising(config.seed, method.counterpart.part):
+    with initializing(config.seed, method.counterpart.part):
         return method.counterpart.build_counterpart(config, compared)
 
 

@@ -10,7 +10,7 @@ from dicedist.algorithm.grouped import why_not_grouped
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.objectives.distill import TeacherLogits
-from dicedist.algorithm.randomness import initialising
+from dicedist.algorithm.randomness import initializing
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
 
@@ -64,7 +64,7 @@ def why_not_batched(config: Config, plan: Plan) -> str | None:
         if given:
             return reason
     count = len(config.network.per_member) if config.network.per_member else 2  # of equal members two are enough
-    with initialising(config.seed, "grouped"):
+    with initializing(config.seed, "grouped"):
         members = [networks.build_member(config.network, nth, plan.input_shape) for nth in range(count)]
         return why_not_grouped(members, plan.input_shape)
 

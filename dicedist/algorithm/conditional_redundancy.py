@@ -16,7 +16,7 @@ from dicedist.algorithm.counterpart import Features
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.losses import refuse_labels
 from dicedist.algorithm.member import to_float32
-from dicedist.algorithm.randomness import initialising
+from dicedist.algorithm.randomness import initializing
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.config.checks import check_limits, check_noise
 from dicedist.config.schema import RedundancyConfig
@@ -100,7 +100,7 @@ class ConditionalRedundancy(nn.Module):
         )  # fmt: skip
         check_limits(settings)
         check_noise(settings)
-        with initialising(seed, "discriminator"):
+        with initializing(seed, "discriminator"):
             self.discriminator = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
         self.discriminator.requires_grad_(True)
         self.optimizer = self.discriminator.build_optimizer()

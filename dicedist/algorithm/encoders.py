@@ -46,9 +46,9 @@ class Encoders:
         keeps = tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
         if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
             for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
-                self.exchange.synchronise(part.module)
+                self.exchange.synchronize(part.module)
                 if part.average is not None:  # a probe may run the average in training mode
-                    self.exchange.synchronise(part.average.module)
+                    self.exchange.synchronize(part.average.module)
         members = {index: self.hosted.member(index) for index in self.hosted.members}
         own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**self.replaced}

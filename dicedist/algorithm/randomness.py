@@ -18,7 +18,7 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
 
 
 @contextlib.contextmanager
-def initialising(seed: int, purpose: str, *where: int) -> Iterator[None]:
+def initializing(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """Seed torch's global CPU generator by key inside the context, for layers that draw their own initial weights."""
     with drawing(torch.device("cpu"), seed, purpose, *where):
         yield

@@ -4,9 +4,9 @@
                        gather              scatter
     w                    └── gradients of w ──┘── learn: num_steps steps, class memory ...
 
-The counterpart is the part that reads all members at once. In DICE the counterpart is the discriminator, w in the
-paper; in ffl it is a fusion. Methods that work on predictions have no counterpart: the gather then brings each member
-the predictions of its peers.
+A part is a member, a module that members share (a trunk, a gate), or the counterpart. The counterpart reads all members
+at once. In DICE it is the discriminator, w in the paper; in ffl it is a fusion. This file calls every counterpart w.
+Methods that work on predictions have no counterpart: the gather then brings each member the predictions of its peers.
 
 w first returns gradients, computed with its weights from the previous step, and learns afterwards (the paper's order).
 On its own rank, w learns while the members run backward and the next forward. On a GPU with members, w learns on a
@@ -15,9 +15,12 @@ second stream while the members run backward. On a CPU with members, w learns be
 dicedist.algorithm.build.build_step builds the step of a rank; the trainer calls it once per batch on every rank. In a
 single process all parts are hosted here, and gather and scatter only hand tensors over.
 
-Words: fields are what a member sends (means, scales, logits ...); answers are what the counterpart sends back; a View
-is what the terms of the loss see of one member; `now` holds the values of all schedules at this step; values are named
-scalars for the records; a replica is one of several ranks that train the same member, each on its share of the batch.
+fields      the tensors that a member sends: means, scales, logits ...
+answers     the tensors that w sends back: gradients of the redundancy loss in the means of each member
+view        everything that the terms of the loss see of one member
+now         the values of all schedules at this step: learning rate, log(beta), ramp-up ...
+values      named scalars for the records
+replica     one of several ranks that train the same member, each on its share of the batch
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -47,10 +50,12 @@ class Outcome:
     """The results of a step, which stay on the device."""
 
     values: Values
-    out_of_step_M: Tensor  # 1 for each member whose batch differed from this rank's
+    out_of_step_M: Tensor  # 1 for each member whose batch differed from this rank's; the recorder then ends the run
 
 
 class Step:
+    """The step of one rank. It knows neither rank numbers nor methods: a part of another rank is None or absent."""
+
     def __init__(
         self,
         method: Method,
@@ -139,10 +144,10 @@ class Step:
     def descend(self, views: Sequence[View], fraction: float, now: ScheduleValues) -> Values:
         """Run backward and update every part but the counterpart.
 
-        Backward starts from each member's loss, with gradient 1, and from the fields that the counterpart answered,
-        with its gradients. A member's gradient is averaged over its replicas, so `replicas * fraction` weights each
-        replica by the share of the batch that it saw. The counterpart's gradients are of a mean over the whole batch
-        already.
+        Backward starts from each member's loss, with gradient 1, and from the fields that w answered (the means), with
+        the gradients of w. The gradient of a member is averaged over its replicas, so `replicas * fraction` weights
+        each replica by the share of the batch that it saw. The gradients of w are already of a mean over the whole
+        batch.
         """
         if not views:
             return {}

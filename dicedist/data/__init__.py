@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 def uses_dali(config: DataConfig) -> bool:
     """Return whether DALI may decode and augment images: yes if it can be imported, unless data.pipeline=torch.
 
-    It reads three channels; torch reads any number.
+    DALI reads three channels; torch reads any number.
     """
     if config.pipeline == "torch" or config.channels != RGB:
         return False

@@ -2,8 +2,8 @@
 
     python -m dicedist.data pack FOLDER OUTPUT [images=1000]     FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg
 
-OUTPUT then holds train-*.tar and test-*.tar of so many images each, for data=shards data.root=OUTPUT, and may be copied
-to s3:// or a web server as it is.
+OUTPUT then holds train-*.tar and test-*.tar with this many images each, for data=shards data.root=OUTPUT. The folder
+may be copied to s3:// or to a web server as it is.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Every augmentation of the training inputs: its draws, and its work on a batch.
+"""All augmentations of the training inputs: their random draws, and their effect on a batch.
 
     draw ── crop, flip ── normalize ── cutout ── trivial, jitter ── erase ── noise
             done by the pipeline       done here, for every pipeline
 
-Numbers are drawn from generators keyed by (seed, purpose, epoch, step, member), always for the whole batch: a replica
-takes its rows of them.
+Generators are keyed by (seed, purpose, epoch, step, member). Draws are always for the whole batch; a replica takes its
+rows.
 
 Legend: B batch, C channels, H rows, W columns, V values of a vector; a box is (left, top, width, height).
 """
@@ -21,7 +21,7 @@ from dicedist.algorithm.randomness import generator
 from dicedist.config.schema import DataConfig
 from dicedist.data.sources import Source
 
-CROP_RATIO = math.log(4 / 3)  # of a crop's width to its height, at most and at least
+CROP_RATIO = math.log(4 / 3)  # log of the largest ratio between the sides of a crop
 JITTER = 0.4  # brightness, contrast and saturation are multiplied by 1 - JITTER to 1 + JITTER
 ERASED = 0.25  # the share of images that lose a rectangle (Zhong et al., 2020), of 2 to 33 % of the area
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), math.log(3.3)
@@ -29,15 +29,15 @@ GRAY = (0.2989, 0.587, 0.114)
 
 
 class Drawn(NamedTuple):
-    """The draws for the images of a batch, on the CPU. None: not asked for."""
+    """The draws for the images of a batch, on the CPU. None: this augmentation is off."""
 
     starts_B2: Tensor  # int32 (y, x) of the crop's corner; pixels outside the image are black
     flips_B: Tensor  # bool
     cutout_B2: Tensor | None  # int32 (y, x), the center of the blanked square
-    crops_B4: Tensor | None  # of encoded images, instead of the starts: see boxes
+    crops_B4: Tensor | None  # for encoded images, instead of starts_B2: see `boxes`
     jitter_B3: Tensor | None  # factors of brightness, contrast, saturation
     trivial_B3: Tensor | None  # the operator's number, its strength and its sign, all in 0..1
-    erase_B5: Tensor | None  # the image is erased below ERASED; share of the area, log ratio, x and y in 0..1
+    erase_B5: Tensor | None  # erased if below ERASED; share of the area, log ratio, x and y in 0..1
 
     def of(self, rows: slice) -> "Drawn":
         return Drawn._make(None if drawn is None else drawn[rows] for drawn in self)
@@ -48,7 +48,7 @@ def draw(config: DataConfig, batch: int, seed: int, *where: int, encoded: bool =
     names = config.augmentations
 
     def uniform(name: str, purpose: str, low: Sequence[float], high: Sequence[float]) -> Tensor | None:
-        """Each purpose has a generator of its own: adding an augmentation does not change the draws of another."""
+        """Draw uniformly. Each purpose has its own generator, so a new augmentation does not change other draws."""
         if name not in names:
             return None
         shares = torch.rand(batch, len(low), generator=generator("cpu", seed, purpose, *where))
@@ -76,7 +76,7 @@ def padding(size: int) -> int:
 
 
 def with_border(images_NHWC: Tensor) -> Tensor:
-    """Put a black border around images, as wide as a crop may reach beyond them."""
+    """Put a black border around images, as wide as crops may reach beyond the images."""
     reach = padding(images_NHWC.shape[1])
     return F.pad(images_NHWC, (0, 0, reach, reach, reach, reach))
 
@@ -84,7 +84,7 @@ def with_border(images_NHWC: Tensor) -> Tensor:
 def places(size: int, rows_B: Tensor, starts_B2: Tensor, flips_B: Tensor) -> Tensor:
     """Return the positions of the crops' pixels in images with borders: int32 [B, H + W].
 
-    The first H are the starts of lines, the others the columns. rows: of the images.
+    The first H values are the starts of lines, the others the columns. rows: the images in the array.
     """
     reach, pixels = padding(size), torch.arange(size, dtype=torch.int32)
     side = size + 2 * reach
@@ -107,10 +107,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def boxes(sizes_B2: Tensor, crops_B4: Tensor | None) -> Tensor:
-    """Return whole pixels [B, 4] for crops of images of these sizes (width, height); None: the middle squares.
+    """Return the boxes of crops in whole pixels [B, 4]. sizes: (width, height) of images. No crops: the middle squares.
 
-    A crop is its share of the area, log(width / height), and its place between the borders, x and y. A box that would
-    be wider or higher than the image is as wide or high as the image.
+    A crop is given by its share of the area, log(width / height), and its place x and y between the borders. A box is
+    never wider or higher than the image.
     """
     width_B, height_B = sizes_B2.unbind(1)
     if crops_B4 is None:
@@ -126,16 +126,16 @@ def boxes(sizes_B2: Tensor, crops_B4: Tensor | None) -> Tensor:
 
 
 class Finish:
-    """The augmentations of normalized views, whichever pipeline made them."""
+    """The augmentations of normalized views. They are the same for all pipelines."""
 
     def __init__(self, config: DataConfig, source: Source, seed: int, device: torch.device):
         self.config, self.seed, self.device = config, seed, device
         self.mean_C11, self.std_C11 = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (source.mean, source.std))
 
     def __call__(self, views: Tensor, drawn: Drawn | None, batch: int, rows: slice, *where: int) -> Tensor:
-        """drawn: None for vectors and a trunk's outputs. rows: of the batch, on this rank.
+        """Augment one view. drawn: None for vectors and for outputs of a trunk. rows: of the batch, on this rank.
 
-        where: epoch and step, perhaps the member.
+        where: epoch, step and, if every member has its own view, the member.
         """
         views = views if drawn is None else self.disturbed(views, drawn)
         if not self.config.noise:
@@ -183,12 +183,12 @@ def jitter(images_BCHW: Tensor, factors_B3: Tensor) -> Tensor:
 
 
 def trivial(images_BCHW: Tensor, trivial_B3: Tensor) -> Tensor:
-    """TrivialAugment, wide (Müller & Hutter, 2021): of each image one operator, at one strength."""
+    """Apply TrivialAugment, wide (Müller & Hutter, 2021): one operator at one strength for each image."""
     number_B = (trivial_B3[:, 0] * len(OPERATORS)).long().clamp_max(len(OPERATORS) - 1)
     sign_B = torch.where(trivial_B3[:, 2] < 0.5, -1.0, 1.0)
     result = images_BCHW.clone()
     for number, operate in enumerate(OPERATORS):
-        rows = (number_B == number).nonzero().flatten()  # on the CPU, where it was drawn: the device does not wait
+        rows = (number_B == number).nonzero().flatten()  # on the CPU, where they were drawn: no wait for the device
         if len(rows):
             here = to_device(rows, images_BCHW.device)
             result[here] = operate(images_BCHW[here], trivial_B3[rows, 1], sign_B[rows])
@@ -237,13 +237,13 @@ def solarize(images_BCHW: Tensor, threshold: Tensor) -> Tensor:
 
 
 def by_torchvision(name: str, images_BCHW: Tensor) -> Tensor:
-    from torchvision.transforms.v2 import functional  # late: it takes a second, and few runs need it
+    from torchvision.transforms.v2 import functional  # imported late: this takes a second, and few runs need it
 
     return getattr(functional, name)(images_BCHW)
 
 
 def warp(images_BCHW: Tensor, **given_B: Tensor) -> Tensor:
-    """Take the pixel at (u, v) from the middle out of (a u + b v + x, c u + d v + y), the nearest; black outside."""
+    """Give the pixel (u, v), seen from the middle, the nearest pixel of (a u + b v + x, c u + d v + y), or black."""
     height, width = images_BCHW.shape[2:]
     one_B = torch.ones(len(images_BCHW))
     of = {"a": one_B, "d": one_B, **dict.fromkeys("bcxy", 0 * one_B), **given_B}

@@ -1,11 +1,16 @@
-"""Images as the world spoils them: the corruptions of CIFAR-C (Hendrycks and Dietterich, 2019), rotations, resolutions.
+"""Corrupted images: the corruptions of CIFAR-C (Hendrycks and Dietterich, 2019), rotations and lower resolutions.
 
-Each operator takes a batch at once, of any size, at a severity from 1 to 5; what it draws depends on (name, severity,
-first image of the block) alone. Strengths are those of CIFAR-C, lengths in proportion to the side. Departures: motion
-blur is a sum of shifted images instead of ImageMagick's; fog tiles a plasma of 64 images; frost and the relief of
-spatter's water are made of noise instead of photographs and OpenCV's edges; results are rounded to whole gray levels,
-CIFAR-C's are truncated. Figures compare between runs measured here; against published ones use the official files,
-shift=cifar_c.
+An operator corrupts a batch of images of any size, at a severity from 1 to 5. Its draws depend only on its name, the
+severity and the first image of the block. Strengths are those of CIFAR-C; lengths are in proportion to the side.
+
+Departures from CIFAR-C:
+motion blur      a sum of shifted images, instead of ImageMagick
+fog              tiles of one plasma, which 64 images share
+frost, spatter   noise, instead of photographs and of the edges of OpenCV
+rounding         to the nearest of 256 levels; CIFAR-C truncates
+
+So figures are comparable between runs that were measured here. To compare with published figures, use the official
+files: shift=cifar_c.
 
 Legend: N images, H rows, W columns, C colors; x_NHWC are float32 in 0..1, images_NHWC uint8.
 """
@@ -27,7 +32,7 @@ Operator = Callable[[Floats, int, np.random.Generator], Floats]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 BLOCK = 250  # images that share a generator, and fit in the cache
-TRUNCATE = 3.0  # of Gaussian filters, in deviations
+TRUNCATE = 3.0  # Gaussian filters end at this many deviations
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 TURQUOISE = np.array([175, 238, 238], np.float32) / 255
 BROWN = np.array([63, 42, 20], np.float32) / 255
@@ -35,7 +40,7 @@ ICE = np.array([0.87, 0.95, 1.0], np.float32)
 
 
 def corrupt(images_NHWC: Bytes, name: str, severity: int, first: int = 0) -> Bytes:
-    """Return the images with one corruption of `OPERATORS`; `first` is the place of the first one in a larger whole."""
+    """Apply one corruption of `OPERATORS`. first: the position of the first image in the whole set."""
     if name not in OPERATORS:
         raise ValueError(f"{name}: there is no such corruption; write one of {', '.join(OPERATORS)}")
     if severity not in SEVERITIES:
@@ -45,8 +50,8 @@ def corrupt(images_NHWC: Bytes, name: str, severity: int, first: int = 0) -> Byt
         rows = slice(start, start + BLOCK)
         draws = np.random.default_rng([zlib.crc32(name.encode()), severity, first + start])
         x_NHWC = images_NHWC[rows].astype(np.float32) / 255
-        spoilt_NHWC = OPERATORS[name](x_NHWC, severity, draws)
-        out_NHWC[rows] = np.rint(np.clip(spoilt_NHWC, 0, 1) * 255)
+        spoiled_NHWC = OPERATORS[name](x_NHWC, severity, draws)
+        out_NHWC[rows] = np.rint(np.clip(spoiled_NHWC, 0, 1) * 255)
     return out_NHWC
 
 
@@ -76,7 +81,7 @@ def gaussian_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> 
 
 
 def defocus_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """A disc, its edge softened."""
+    """Blur with a disc whose edge is soft."""
     radius, soft = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[severity - 1]
     radius *= side(x_NHWC) / 32
     reach = int(radius) + 1
@@ -93,9 +98,9 @@ def defocus_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> F
 
 
 def glass_blur(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Give each pixel the value of a neighbor, one after the other, in all images at once.
+    """Give each pixel the value of a neighbor, pixel by pixel, in all images at once.
 
-    CIFAR-C means to swap the two, but assigns through views of one array, so the neighbor keeps its own value.
+    CIFAR-C intends to swap both pixels, but assigns through views of one array, so the neighbor keeps its value.
     """
     deviation, reach, times = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))[severity - 1]
     scale = side(x_NHWC) / 32
@@ -128,7 +133,7 @@ def fog(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
 
 
 def frost(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Ridges of a fine plasma, bluish white, over the image."""
+    """Draw ridges of a fine plasma, bluish white, over the image."""
     kept, added = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
     height_NHW = plasma(x_NHWC.shape, 1.5, draws)
     ridges_NHW = 1 - np.abs(2 * (3 * height_NHW % 1) - 1)
@@ -153,7 +158,7 @@ def snow(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
 
 
 def spatter(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Drops of water, or of mud at the two highest severities."""
+    """Draw drops of water, or of mud at the two highest severities."""
     mean, deviation, blur, least, strength, is_mud = (
         (0.62, 0.1, 0.7, 0.7, 0.5, False),
         (0.65, 0.1, 0.8, 0.7, 0.5, False),
@@ -174,7 +179,7 @@ def spatter(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats
 
 
 def brightness(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Add to the value of HSV: at equal hue and saturation the colors keep their proportions."""
+    """Add to the value of HSV. At equal hue and saturation the colors keep their proportions."""
     added = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     value_NHW1 = x_NHWC.max(axis=3, keepdims=True)
     raised_NHW1 = np.minimum(value_NHW1 + added, 1)
@@ -182,13 +187,13 @@ def brightness(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Flo
 
 
 def saturate(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Change the saturation of HSV: at equal hue and value the distances from the largest color keep proportions."""
+    """Change the saturation of HSV. At equal hue and value, distances from the largest color keep proportions."""
     factor, added = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))[severity - 1]
     value_NHW1 = x_NHWC.max(axis=3, keepdims=True)
     lacking_NHWC = value_NHW1 - x_NHWC
     saturation_NHW1 = lacking_NHWC.max(axis=3, keepdims=True) / np.maximum(value_NHW1, 1e-6)
     changed_NHW1 = np.clip(saturation_NHW1 * factor + added, 0, 1)
-    red_NHWC = value_NHW1 * (1 - changed_NHW1 * np.array([0, 1, 1], np.float32))  # a gray pixel's hue of 0 is red
+    red_NHWC = value_NHW1 * (1 - changed_NHW1 * np.array([0, 1, 1], np.float32))  # gray pixels have hue 0, which is red
     ratio_NHW1 = changed_NHW1 / np.maximum(saturation_NHW1, 1e-6)
     return np.where(saturation_NHW1 > 0, value_NHW1 - lacking_NHWC * ratio_NHW1, red_NHWC)
 
@@ -200,7 +205,7 @@ def contrast(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Float
 
 
 def elastic_transform(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """A random affine map, then a smooth random displacement."""
+    """Apply a random affine map, then a smooth random displacement."""
     levels = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
     strength, smooth, affine = levels[severity - 1]
     N, height, width, _ = x_NHWC.shape
@@ -208,7 +213,7 @@ def elastic_transform(x_NHWC: Floats, severity: int, draws: np.random.Generator)
     middle, third = length // 2, length // 3
     corners_32 = middle + third * np.array([[1, 1], [1, -1], [-1, -1]], np.float64)
     moved_N32 = corners_32 + draws.uniform(-affine * length, affine * length, (N, 3, 2))
-    # The map from a place of the result to a place of the image, by its three corners.
+    # The affine map from positions in the result to positions in the image, given by three corners.
     known_N33 = np.concatenate([moved_N32, np.ones((N, 3, 1))], axis=2)
     maps_N32 = np.linalg.solve(known_N33, np.broadcast_to(corners_32, (N, 3, 2)))
     rows_HW, columns_HW = np.mgrid[:height, :width].astype(np.float32)
@@ -239,7 +244,7 @@ def jpeg_compression(x_NHWC: Floats, severity: int, draws: np.random.Generator) 
 
 
 def rotation(x_NHWC: Floats, severity: int, draws: np.random.Generator) -> Floats:
-    """Rotate by 15 to 75 degrees, to either side; what comes from outside repeats the border."""
+    """Rotate by 15 to 75 degrees, to either side. Pixels from outside repeat the border."""
     degrees = 15 * severity * draws.choice([-1, 1], len(x_NHWC))
     cosine_N11, sine_N11 = (of(np.radians(degrees)).astype(np.float32)[:, None, None] for of in (np.cos, np.sin))
     _, height, width, _ = x_NHWC.shape
@@ -270,12 +275,12 @@ def by_pillow(x_NHWC: Floats, change: Callable[[Image.Image], Image.Image]) -> F
 
 
 def shrunk(x_NHWC: Floats, small: list[int], how: Image.Resampling) -> Floats:
-    """Scale down to so many rows and columns, and back."""
+    """Scale images down to this many rows and columns, and back."""
     return by_pillow(x_NHWC, lambda image: image.resize((small[1], small[0]), how).resize(image.size, how))
 
 
 def moved(x_NHWC: Floats, radius: float, deviation: float, angles_N: NDArray[np.float64]) -> Floats:
-    """Blur to one side along an angle of each image's own, by half a Gaussian; the border is repeated."""
+    """Blur to one side by half a Gaussian, along an angle for each image. The border is repeated."""
     N, height, width, _ = x_NHWC.shape
     scale = side(x_NHWC) / 32
     taps = np.arange(2 * round(radius * scale) + 1)
@@ -294,7 +299,7 @@ def moved(x_NHWC: Floats, radius: float, deviation: float, angles_N: NDArray[np.
 
 
 def sampled(x_NHWC: Floats, rows_NHW: Floats, columns_NHW: Floats, border: str) -> Floats:
-    """Return bilinear values at places of each image's own."""
+    """Return bilinear values at positions that differ from image to image."""
     N, height, width, colors = x_NHWC.shape
     shape = (N, height, width)
     rows_NHW, columns_NHW = np.broadcast_to(rows_NHW, shape), np.broadcast_to(columns_NHW, shape)
@@ -312,7 +317,7 @@ def sampled(x_NHWC: Floats, rows_NHW: Floats, columns_NHW: Floats, border: str) 
 
 
 def inside(places: NDArray[np.int64], length: int, border: str) -> NDArray[np.int64]:
-    """Bring places beyond the border to it (nearest), or mirror them at the edge of the last pixel (reflect)."""
+    """Move positions from outside to the border (nearest), or mirror them at the edge of the last pixel (reflect)."""
     if border == "nearest":
         return np.clip(places, 0, length - 1)
     folded = places % (2 * length)
@@ -320,7 +325,7 @@ def inside(places: NDArray[np.int64], length: int, border: str) -> NDArray[np.in
 
 
 def plasma(shape: tuple[int, ...], decay: float, draws: np.random.Generator) -> Floats:
-    """Return clouds [N, H, W] in 0..1 by midpoint displacement: 64 tiles of each map, which is eight times as wide."""
+    """Return clouds [N, H, W] in 0..1 by midpoint displacement. Each map is eight tiles wide and high: 64 clouds."""
     N, height, width = shape[:3]
     size = 1 << (8 * max(height, width) - 1).bit_length()
     rows, columns, tiles = size // height, size // width, []
@@ -331,7 +336,7 @@ def plasma(shape: tuple[int, ...], decay: float, draws: np.random.Generator) -> 
 
 
 def midpoints(size: int, decay: float, draws: np.random.Generator) -> Floats:
-    """Double a periodic grid by bilinear values in each round, and add noise of a smaller amplitude."""
+    """Double a periodic grid in each round by bilinear values, and add noise of smaller and smaller amplitude."""
     grid, amplitude = draws.uniform(-1, 1, (2, 2)).astype(np.float32), 1.0
     while len(grid) < size:
         amplitude /= decay
@@ -356,7 +361,7 @@ def applied(matrix: sparse.csr_array, x_NHWC: Floats) -> Floats:
 @lru_cache(maxsize=16)
 def zooming(height: int, width: int, severity: int) -> sparse.csr_array:
     """Return the mean of the image and of its middle, enlarged by 1.00, 1.01, 1.02, ..."""
-    # CIFAR-C's own ranges, as they round: the first two hold their end, and 1.25 is slightly above it.
+    # The ranges of CIFAR-C with their rounding: the first two include their end, and 1.25 is slightly exceeded.
     zooms = np.arange(1, (1.06, 1.11, 1.16, 1.21, 1.26)[severity - 1], 0.01)
     enlarged = sum(enlarging(height, width, zoom) for zoom in zooms)
     return ((sparse.eye_array(height * width, dtype=np.float32) + enlarged) / (len(zooms) + 1)).tocsr()
@@ -368,10 +373,10 @@ def enlarging(height: int, width: int, zoom: float) -> sparse.csr_array:
 
 
 def stretching(length: int, zoom: float) -> sparse.csr_array:
-    """Return bilinear values of a line whose middle is enlarged, in whole pixels as CIFAR-C has them.
+    """Return bilinear values of a line whose middle is enlarged, in whole pixels as in CIFAR-C.
 
-    The middle is rounded up to pixels, stretched from its first to its last one, and trimmed at both ends. So small
-    zooms leave a line as it is or move it by a part of a pixel.
+    The middle is rounded up to whole pixels, stretched from its first to its last pixel, and trimmed at both ends. So
+    small zooms leave a line unchanged, or move it by part of a pixel.
     """
     middle = int(np.ceil(length / zoom))
     stretched = max(length, round(middle * zoom))

@@ -1,4 +1,4 @@
-"""DALI: prefetches the same views as TorchPipeline, and decodes image folders. Imported only where it is used.
+"""DALI: prefetch the same views as TorchPipeline, and decode image folders. Imported only when it is used.
 
 Legend: B batch, H rows, W columns, C colors.
 """
@@ -64,7 +64,7 @@ class DaliPipeline:
         reach = padding(self.config.size)
         padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
         top_B, left_B = ((drawn.starts_B2 + reach) / (2 * reach)).unbind(1)
-        # numpy, because DALI asks the CUDA driver about every torch tensor, even where there is no driver
+        # numpy, because DALI asks the CUDA driver about every torch tensor, even on machines without a driver
         return tuple(fed.contiguous().numpy() for fed in (padded, left_B, top_B, drawn.flips_B.int()))
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
@@ -72,7 +72,7 @@ class DaliPipeline:
             yield torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2)
 
     def outputs(self, raw: Iterable[Any]) -> Iterator[Any]:
-        """Yield the outputs of the graph, each valid until the next. A new stream discards an abandoned one."""
+        """Yield the outputs of the graph, each valid until the next. A new stream discards an unfinished one."""
         self.raw = iter(())
         while self.made() is not None:
             pass
@@ -140,7 +140,7 @@ class DaliBoxes(DaliDecoder):
                 following = resizer.submit(self.rest.view_of_boxes, tensors, batch.drawn)
                 if ready is not None:
                     yield ready
-                ready = following.result()  # before DALI is asked again, which overwrites the boxes
+                ready = following.result()  # before DALI makes the next output, which overwrites the boxes
             if ready is not None:
                 yield ready
 
@@ -173,13 +173,13 @@ def decode(batches: Sequence[Sequence[Path]], size: int, num_threads: int) -> It
 
 
 def read_file(path: Path) -> NDArray[np.uint8]:
-    open_image(path).close()  # DALI would decode whatever the head promises
+    open_image(path).close()  # DALI would decode an image of any size
     return np.fromfile(path, np.uint8)
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Hide the lines that DALI prints past Python about a file that it cannot decode; dicedist reports it in one."""
+    """Hide the lines that DALI prints about a file that it cannot decode; dicedist reports the file in one line."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -193,7 +193,7 @@ def silence() -> Iterator[None]:
 
 def _decoder(batches: Iterator[Sequence[Path]], batch_size: int, size: int, num_threads: int) -> Pipeline:
     gpu = int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_available() else None
-    # Nothing is decoded ahead: lines about a damaged file would be printed while nobody silences them.
+    # Decode nothing ahead: lines about a damaged file would be printed outside of `silence`.
     pipe = Pipeline(batch_size, num_threads, gpu, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False)
     with pipe:
         files = fn.external_source(source=lambda: [read_file(path) for path in next(batches)])

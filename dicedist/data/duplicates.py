@@ -1,4 +1,4 @@
-"""Inputs that stand in two places: a test input that was trained on, or an OOD set that holds inputs of the data.
+"""Find duplicates: test inputs that are also training inputs, and inputs of the data in an OOD set.
 
 Only equal inputs are found: the same pixels or values, or the same bytes of a file. Every input has a key; equal inputs
 have equal keys.
@@ -31,14 +31,14 @@ def warn_of_duplicates(source: Source) -> None:
     if found := num_shared(test, train):
         warn(
             f"{found:,} of {len(test):,} test {source.kind} are also among the training {source.kind}: the test "
-            "measures what was learnt by heart, remove them from one of the two"
+            "counts memorized inputs as right, so remove them from one of the two"
         )
 
 
 def warn_of_overlap(sets: Mapping[str, tuple[Path, Tensor]], source: Source, root: Path) -> None:
-    """Warn of sets that should be unlike the data and hold some of it. root: the folder of the data.
+    """Warn of OOD sets that hold some of the data. root: the folder of the data.
 
-    Photographs are compared by their files, because the two are decoded in different ways.
+    Photographs are compared by their files, because data and OOD sets are decoded in different ways.
     """
     by_files = source.name == "folder" or isinstance(source.test.inputs_R, Encoded)
     files = {name: find_images(path) if by_files and path.is_dir() else [] for name, (path, _) in sets.items()}
@@ -65,7 +65,7 @@ def num_shared(some: Keys, others: Keys) -> int:
 
 
 def keys_of(split: Split) -> Keys:
-    """The keys of a split; none if its inputs are not at hand, or made by the user's own code."""
+    """Return the keys of a split; none if its inputs are not in memory, or come from code of the user."""
     inputs_R, rows = split.inputs_R, slice(None) if split.rows_N is None else split.rows_N.numpy()
     if isinstance(inputs_R, Encoded):
         return (inputs_R.bytes_R.astype(np.uint64) << np.uint64(32) | inputs_R.checksums_R)[rows]
@@ -79,6 +79,6 @@ def keys_of_rows(inputs_R: NDArray[Any], rows: slice | NDArray[np.int64] = slice
 
 
 def keys_of_files(files: Iterable[Path]) -> Keys:
-    """Length and checksum, as the list of encoded images holds them."""
+    """Return length and checksum of each file, as in the list of encoded images."""
     contents = (file.read_bytes() for file in files)
     return np.array([len(content) << 32 | zlib.crc32(content) for content in contents], np.uint64)

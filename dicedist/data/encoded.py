@@ -1,7 +1,7 @@
-"""Images as their files hold them: listed once, decoded when they are needed, and only the box that a crop shows.
+"""Encoded images: listed once, and decoded when they are needed. Only the box of the crop is decoded.
 
-The list holds what is known without decoding: the size of every image, its length and checksum, and whether DALI can
-be trusted with it. It is cached like prepared images.
+The list has the facts that need no decoding: the size of every image, its length and checksum, and whether DALI decodes
+it correctly. The list is cached like prepared images.
 
 Legend: R images listed, B batch, S pixels of a side; a box is (left, top, width, height).
 """
@@ -27,7 +27,7 @@ from dicedist.data.prepared import NewArray, Prepared
 from dicedist.data.reading import MEASURED, reason, shown
 
 TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
-PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # what DALI decodes as PIL does
+PLAIN = {("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")}  # formats that DALI decodes as PIL does
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
@@ -40,20 +40,20 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Takes the place of an array of images in a Split."""
+    """Encoded images in place of an array of images in a Split."""
 
     folder: Path
     files: Files
-    sizes_R2: NDArray[np.int32]  # width and height, upright
-    plain_R: NDArray[np.bool_]  # whether DALI may see the file as it is
+    sizes_R2: NDArray[np.int32]  # width and height of the upright image
+    plain_R: NDArray[np.bool_]  # may DALI read the file as it is?
     bytes_R: NDArray[np.int64]
     checksums_R: NDArray[np.uint32]  # of the whole files
-    size: int  # S, of the views
+    size: int  # S, the side of the views
     channels: int
     threads: ThreadPoolExecutor
 
     def index_select(self, dim: int, rows_B: Tensor) -> Tensor:
-        """Return the images as evaluation sees them, uint8 [B, S, S, C]: like index_select of an array of images."""
+        """Return the images for evaluation, uint8 [B, S, S, C], like index_select of an array of images."""
         assert dim == 0
         decoded = self.threads.map(lambda row: self.decoded(row, None), rows_B.tolist())
         return torch.from_numpy(np.stack(list(decoded)))
@@ -65,7 +65,7 @@ class Encoded:
         return str(self.folder / self.files.name(row))
 
     def read(self, row: int) -> bytes:
-        """Read a file, and refuse it if it is not as long as it was when it was listed."""
+        """Read a file. Refuse it if its length has changed since it was listed."""
         name, listed = self.name(row), self.bytes_R[row]
         try:
             data = self.files.read(row)
@@ -76,7 +76,7 @@ class Encoded:
         return data
 
     def decoded(self, row: int, box: Sequence[int] | None) -> NDArray[np.uint8]:
-        """Return the box in its own size, or without a box the middle of the image, scaled to S pixels."""
+        """Return the box in its own size; without a box, the middle of the image, scaled to S pixels."""
 
         def cut(image: Image.Image, size: int) -> Image.Image:
             if box is None:
@@ -90,7 +90,7 @@ class Encoded:
         return image
 
     def for_dali(self, row: int) -> NDArray[np.uint8]:
-        """Return the file's bytes, or the upright pixels of a kind that DALI decodes otherwise than PIL."""
+        """Return the bytes of a file, or the upright pixels if DALI decodes its format differently from PIL."""
         data = self.read(row)
         if not self.plain_R[row]:
             plain = io.BytesIO()
@@ -113,7 +113,7 @@ Listing = tuple[Sequence[int], Sequence[int], Files]  # labels, numbers of bytes
 def index(
     listings: Mapping[str, Listing], class_names: Sequence[str], config: DataConfig, new_array: NewArray
 ) -> dict[str, Any]:
-    """Fill the arrays that every source of encoded images has, and return what its about.json says."""
+    """Fill the arrays that every source of encoded images has, and return the contents of about.json."""
     about: dict[str, Any] = {"class_names": list(class_names), "corrupt": {}}
     for split, (labels, num_bytes, files) in listings.items():
         number = len(labels)
@@ -130,7 +130,7 @@ def index(
                     corrupt[row], found = found, ((1, 1), False, 0)
                 sizes_R2[row], plain_R[row], checksums_R[row] = found
             if split == "train":
-                # What is damaged in the middle of a file shows only here, where it is decoded.
+                # Damage in the middle of a file is found only here, when the image is decoded.
                 good = [row for row in range(number) if row not in corrupt]
                 chosen = good[:: max(1, -(-len(good) // MEASURED))]
                 decode = partial(decode_file, size=config.size, channels=config.channels)
@@ -145,7 +145,7 @@ def index(
 def examined(files: Files, row: int) -> tuple[tuple[int, int], bool, int] | str:
     """Return size, plainness and checksum of an upright image, or the reason why it cannot be decoded.
 
-    Only the head is decoded, unless the file does not end as its format does: then all of it.
+    Only the head is decoded. If the file does not end as its format requires, the whole image is decoded.
     """
     try:
         data = files.read(row)

@@ -3,7 +3,7 @@
     images ── view 0: as they are ──────┐
            └─ views 1..: augmented ─────┴─ frozen trunk ── outputs [N, views, ...] in the cache ── heads
 
-Draws of a view are keyed by its number: runs of any seed share the outputs, and a lost cache is made again.
+Draws of a view are keyed by its number. So runs of any seed share the outputs, and a lost cache can be made again.
 """
 
 import hashlib
@@ -56,14 +56,14 @@ class FrozenTrunk:
             return {}
 
         drawn = (config.views, config.augmentations, config.crop_area, config.cutout_size) if config.views > 1 else ()
-        # A user's own Dataset is digested by a sample, and outputs must not outlive the images.
+        # For a Dataset of the user only a sample is digested, so changed images might not be noticed: keep nothing.
         own = [pixels_digest(split) for split in splits.values() if isinstance(split.inputs_R, Items)]
         kept = self.kept(build, source, source.data_digest, *own, *drawn)
         read = {name: replace(split, outputs_N=torch.from_numpy(kept.array(name))) for name, split in splits.items()}
         return replace(source, trunk=self, **read)
 
     def read(self, split: Split, source: Source) -> Split:
-        """Return images of an OOD set, or shifted ones, with their outputs; they are known by their pixels."""
+        """Return OOD or shifted images with their outputs, which are cached under a digest of the pixels."""
 
         def build(new_array: NewArray) -> dict[str, Any]:
             self.fill(new_array("outputs", (len(split), 1, *self.shape), np.float32), split, source, "other")
@@ -76,7 +76,7 @@ class FrozenTrunk:
         return prepare("outputs", home(), [], build, VERSION, *self.key, source.mean, source.std, source.size, *images)
 
     def announce(self, source: Source, images: int) -> None:
-        """Say what the outputs for so many images cost, or refuse them if they do not fit on the disk."""
+        """Log the disk and time that the outputs of these images need. Refuse them if the disk is too small."""
         size = images * math.prod(self.shape) * 4
         about = f"outputs of the frozen trunk for {images:,} images take {size / MB:,.0f} MB in {home()}"
         if home().exists() and size > (free := shutil.disk_usage(home()).free):
@@ -85,7 +85,7 @@ class FrozenTrunk:
                 "DICEDIST_DATA"
             )
         first = next(self.batches(source.test, source, 0))
-        for _ in range(2):  # the first sets up the kernels
+        for _ in range(2):  # the first pass sets up the kernels
             started = time.monotonic()
             self.outputs(first)
         say(f"{about}, and about {duration((time.monotonic() - started) / len(first) * images)} once")
@@ -99,7 +99,7 @@ class FrozenTrunk:
             start += len(images)
 
     def batches(self, split: Split, source: Source, view: int) -> Iterator[Tensor]:
-        """Yield a view of all images in their order: the first as in evaluation, others as in training."""
+        """Yield a view of all images in order: view 0 as in evaluation, other views augmented as in training."""
         device = next(self.module.parameters()).device
         if view == 0:
             yield from (images for images, _ in evaluation_batches(split, source, BATCH, device))

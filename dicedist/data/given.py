@@ -16,7 +16,7 @@ from dicedist.algorithm.randomness import generator
 from dicedist.data.sets.own import class_names_of, listed_classes
 from dicedist.data.sources import place_in_class
 
-TEST_FRACTION = 0.2  # of each class, where no test set is given
+TEST_FRACTION = 0.2  # of each class, if no test set is given
 FORMS = "give a Dataset of (input, class), a DataLoader, or a pair of arrays (inputs, classes)"
 
 
@@ -35,8 +35,8 @@ class Arrays:
         return self.inputs_N[row], self.labels[row]
 
 
-class Labelled(Subset[Any]):
-    """Some items of a dataset, with their classes where the dataset lists them."""
+class Labeled(Subset[Any]):
+    """Some items of a dataset, with their classes if the dataset lists them."""
 
     def __init__(self, dataset: Any, rows: Sequence[int]):
         super().__init__(dataset, rows)
@@ -46,7 +46,7 @@ class Labelled(Subset[Any]):
 
 
 class Given:
-    """The splits of one training, called as a dataset class of the user's own is (data._target_)."""
+    """The splits of one training. It is called like a dataset class of the user (data._target_)."""
 
     def __init__(self, train: Any, val: Any, test: Any):
         self.splits = {"train": as_dataset(train, "train")}
@@ -66,7 +66,7 @@ class Given:
         try:
             first = self.splits["train"][0][0]
             sides = first.size if isinstance(first, Image.Image) else tuple(np.asarray(first).shape)
-        except Exception:  # reported with its row where the data are read
+        except Exception:  # reported with its row when the data are read
             return None
         if len(sides) == 3:
             sides = sides[:2] if sides[0] == sides[1] else sides[1:]
@@ -79,8 +79,8 @@ def as_dataset(given: Any, name: str) -> Any:
         given = given.dataset
     if isinstance(given, tuple | list) and len(given) == 2 and all(map(is_arraylike, given)):
         return Arrays(*given)
-    if isinstance(given, Subset) and not isinstance(given, Labelled):
-        return Labelled(given.dataset, given.indices)
+    if isinstance(given, Subset) and not isinstance(given, Labeled):
+        return Labeled(given.dataset, given.indices)
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")) or isinstance(
         given, str | Tensor | np.ndarray
     ):
@@ -96,7 +96,7 @@ def as_array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def divided(dataset: Any) -> tuple[Labelled, Labelled]:
+def divided(dataset: Any) -> tuple[Labeled, Labeled]:
     """Split a dataset into training and test items, by class, always in the same way."""
     known = listed_classes(dataset)
     labels_N = torch.as_tensor(np.asarray([dataset[row][1] for row in range(len(dataset))] if known is None else known))
@@ -107,5 +107,5 @@ def divided(dataset: Any) -> tuple[Labelled, Labelled]:
     is_test_N[shuffled_N] = place_in_class(labels_N[shuffled_N]) < held_K[labels_N[shuffled_N]]
     if not is_test_N.any():
         raise ValueError(f"{len(labels_N)} training inputs are too few to split a test set off: give test=")
-    train, test = (Labelled(dataset, chosen.nonzero().flatten().tolist()) for chosen in (~is_test_N, is_test_N))
+    train, test = (Labeled(dataset, chosen.nonzero().flatten().tolist()) for chosen in (~is_test_N, is_test_N))
     return train, test

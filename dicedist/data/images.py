@@ -1,4 +1,4 @@
-"""One image in PIL: refused or opened, made upright and gray or RGB, brought to a square."""
+"""Open one image with PIL or refuse it, make it upright, convert it to gray or RGB, and fit it to a square."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from torch import Tensor
 from dicedist.data.reading import reason
 
 ORIENTATION = 0x0112  # the EXIF tag
-MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # of an image that is decoded
+MOST_PIXELS, LONGEST_SIDE, MOST_ELONGATED = 200_000_000, 50_000, 1000  # limits for an image that is decoded
 Fit = Callable[[Image.Image, int], Image.Image]  # fits an image to a square of that size
 MODES = {1: "L", 3: "RGB"}  # channels of an image file -> the name that PIL has for them
 
 
 def shrink_and_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resize the short side to size and keep the middle of the long one; every pixel is where DALI puts it."""
+    """Resize the short side to size and keep the middle of the long side, with the same pixel positions as DALI."""
     width, height = (int(side * size / min(image.size) + 0.5) for side in image.size)
     return crop(image.resize((width, height), Image.Resampling.BILINEAR), size)
 
@@ -42,7 +42,7 @@ def decode_file(
 
 
 def open_image(file: Path | io.BytesIO) -> Image.Image:
-    """Read only the head: what is no plain file or would take gigabytes is refused before it is decoded."""
+    """Read only the head. Refuse special files and images of gigabytes before anything is decoded."""
     if isinstance(file, Path) and not file.is_file():
         raise ValueError("there is no such file" if not file.exists() else "not a plain file")
     image = Image.open(file)
@@ -62,18 +62,18 @@ def refuse_channels(channels: int) -> None:
 
 
 def fit_image(image: Image.Image, size: int, channels: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8]:
-    """Return uint8 [size, size, C] with one or three channels, in memory that can be written, as torch wants it."""
+    """Return uint8 [size, size, C] with one or three channels, in writable memory, which torch needs."""
     return np.atleast_3d(np.array(fit(upright(image, channels), size)))
 
 
 def fit_array(image_HWC: NDArray[np.uint8], size: int, fit: Fit = shrink_and_crop) -> NDArray[np.uint8]:
-    """Return uint8 [size, size, C]. PIL knows three channels, or each by itself, and resizes both alike."""
+    """Return uint8 [size, size, C]. PIL resizes three channels at once, other numbers channel by channel."""
     bands = [image_HWC] if image_HWC.shape[2] == 3 else np.moveaxis(image_HWC, 2, 0)
     return np.dstack([np.asarray(fit(Image.fromarray(np.ascontiguousarray(band)), size)) for band in bands])
 
 
 def upright(image: Image.Image, channels: int) -> Image.Image:
-    """Return the image itself if it is upright and gray or RGB already: a copy would take as long as a crop."""
+    """Return the image itself if it is already upright and gray or RGB: a copy would take as long as a crop."""
     refuse_channels(channels)
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
@@ -83,8 +83,8 @@ def upright(image: Image.Image, channels: int) -> Image.Image:
 
 
 def resized(pixels_HWC: Tensor, size: int) -> Tensor:
-    """uint8 [H, W, C] -> [size, size, C], as PIL's bilinear resize to one level of 255, four times as fast."""
-    image_1CHW = pixels_HWC[None].permute(0, 3, 1, 2)  # channels_last, as only the batch in front makes it
+    """Resize uint8 [H, W, C] to [size, size, C]: as PIL's bilinear resize to 1 of 255 levels, four times as fast."""
+    image_1CHW = pixels_HWC[None].permute(0, 3, 1, 2)  # the batch dimension in front makes it channels_last
     square_1CHW = torch.nn.functional.interpolate(image_1CHW, (size, size), mode="bilinear", antialias=True)
     return square_1CHW.permute(0, 2, 3, 1)[0]
 

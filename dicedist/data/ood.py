@@ -1,7 +1,7 @@
-"""Out-of-distribution images, found by name or by path. A missing set is reported, never made up.
+"""Out-of-distribution images, found by name or by path. A missing set is reported.
 
-As in ODIN (Liang et al., 2018), a set whose name ends in _crop is cropped from the middle of its images; any other set
-is resized whole.
+As in ODIN (Liang et al., 2018), images of a set whose name ends in _crop are cropped in the middle. Images of all other
+sets are resized.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,8 @@ def load_ood(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return name -> uint8 images [N, H, W, C] of the model's input size, or vectors, and a line for each missing set.
 
-    sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood. Of a
-    model of vectors, a file as data=vectors reads it.
+    sets: name -> a folder of images, a .npz with `images`, or None to look for the name in root and root/ood. For a
+    model of vectors, a file that data=vectors could read.
     """
     root = Path(root).expanduser() if root else home()
     found: dict[str, Tensor] = {}
@@ -99,9 +99,9 @@ def refuse_unreadable(
             read_array(path, input_shape[0])
 
 
-def look_up(name: str, root: Path, learnt: str) -> Path | None:
-    """learnt: the data set of the run, for which OpenOOD lists the images of each set that do not show its classes."""
-    places = [root / OPENOOD_LISTS / learnt / f"test_{name}.txt", root / "ood" / f"{name}.npz", root / "ood" / name]
+def look_up(name: str, root: Path, learned: str) -> Path | None:
+    """Find a set by name. learned: the data set of the run; OpenOOD lists the images that show none of its classes."""
+    places = [root / OPENOOD_LISTS / learned / f"test_{name}.txt", root / "ood" / f"{name}.npz", root / "ood" / name]
     if name in USUAL:
         places += [root / USUAL[name], root / "ood" / USUAL[name], root / name / USUAL[name]]
     places.append(root / OPENOOD_IMAGES / name)
@@ -139,7 +139,7 @@ def read(name: str, path: Path, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def vectors_from(path: Path, width: int, columns: Sequence[str] | None) -> Tensor:
-    """Read a file that data=vectors could read; labels in it count for nothing."""
+    """Read a file that data=vectors could read. Its labels are ignored."""
     vectors_NV = read_table(path, columns=columns).vectors_NV
     if vectors_NV.shape[1] != width:
         raise ValueError(f"{path} has vectors of {vectors_NV.shape[1]} values, the training data of {width}")

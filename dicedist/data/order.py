@@ -17,7 +17,7 @@ def epoch_order(seed: int, epoch: int, num_inputs: int) -> Tensor:
 
 
 def balanced_order(seed: int, epoch: int, labels_N: Tensor) -> Tensor:
-    """Return an order as long as the inputs that holds every class equally often; inputs of a class take turns."""
+    """Return an order of N inputs in which every class is equally frequent; the inputs of a class take turns."""
     draws = generator("cpu", seed, "order", epoch)
     classes = labels_N.unique()
     each, extra = divmod(len(labels_N), len(classes))
@@ -32,7 +32,7 @@ def balanced_order(seed: int, epoch: int, labels_N: Tensor) -> Tensor:
 
 
 def num_batches(num_inputs: int, batch_size: int) -> int:
-    """Count the last, smaller batch too: each input is seen once per epoch."""
+    """Return the number of batches, with the last, smaller one: each input is seen once per epoch."""
     return -(-num_inputs // batch_size)
 
 

@@ -1,4 +1,4 @@
-"""Shards from a folder of images: each is written under another name and renamed, so what is there is whole."""
+"""Make shards of a folder of images. A shard gets its final name when it is complete."""
 
 import hashlib
 import io
@@ -19,9 +19,9 @@ PLAN = "pack.json"
 
 
 def pack(folder: Path, output: Path, per_shard: int) -> int:
-    """Return how many shards were written now; those of an earlier, interrupted call stay.
+    """Write the missing shards and return their number. Shards of an earlier, interrupted call stay.
 
-    Images lie in a shuffled order, so that a part of the shards is a fair part of the data.
+    Images are shuffled, so that some of the shards are a fair sample of the data.
     """
     class_names, files = from_splits(folder)
     sizes = [[(str(path), label, (folder / path).stat().st_size) for path, label in found] for found in files.values()]

@@ -39,8 +39,8 @@ from dicedist.data.images import resized
 from dicedist.data.order import balanced_order, checksum, epoch_order, num_batches
 from dicedist.data.sources import Source, Split
 
-RESIDENT = 2**30  # bytes of images, with their borders, that may stay on a GPU
-CACHED = 2**18  # pixels' colors that are normalized at a time: as floats they stay in a core's cache
+RESIDENT = 2**30  # largest number of bytes of images, with their borders, that stays on a GPU
+CACHED = 2**18  # values that are normalized at a time: as floats they fit into the cache of a core
 Item = TypeVar("Item")
 
 
@@ -49,8 +49,8 @@ class Planned(NamedTuple):
 
     step: int
     everyone: Tensor  # indices of the whole batch
-    rows: slice  # of it, that this rank trains on
-    loaded: slice  # of it, that this rank reads: with the partners that mixing needs
+    rows: slice  # of the batch: rows that this rank trains on
+    loaded: slice  # of the batch: rows that this rank reads, with the partners for mixing
     drawn: list[Drawn | None]  # for each view; None for vectors
 
 
@@ -60,7 +60,7 @@ class RawBatch(NamedTuple):
 
 
 class RawEncoded(NamedTuple):
-    """Files that are not read yet: the pipeline reads them, ahead of the step."""
+    """Files that the pipeline will read, ahead of the step."""
 
     images: Encoded
     rows_B: Tensor
@@ -68,15 +68,15 @@ class RawEncoded(NamedTuple):
 
     @property
     def boxes_B4(self) -> Tensor:
-        """The pixels that a crop shows: int64 (left, top, width, height)."""
+        """Return the boxes of the crops: int64 (left, top, width, height)."""
         sizes_B2 = torch.from_numpy(self.images.sizes_R2[self.rows_B.numpy()]).double()
         crops_B4 = self.drawn.crops_B4
         return boxes(sizes_B2, None if crops_B4 is None else crops_B4.double()).long()
 
 
 class Pipeline(Protocol):
-    described: str  # what prepares the inputs, for the user
-    holds_images: bool  # all of them, on the GPU
+    described: str  # a description for the user
+    holds_images: bool  # are all images on the GPU?
 
     def stream(self, raw: Iterable[Any]) -> Generator[Tensor, None, None]:
         """Yield one view for each RawBatch or RawEncoded."""
@@ -98,7 +98,7 @@ class Loader:
         replicas: int = 1,
         mixes: bool = False,
     ):
-        """mixes: whether the step mixes neighbors, so that a replica reads whole pairs."""
+        """Prepare the loader. mixes: true if the step mixes neighbors, so that a replica must read whole pairs."""
         self.split, self.config, self.batch_size, self.seed, self.device = split, config, batch_size, seed, device
         self.replica, self.replicas, self.mixes, self.kind = replica, replicas, mixes, source.kind
         self.encoded = split.inputs_R if isinstance(split.inputs_R, Encoded) else None
@@ -108,7 +108,7 @@ class Loader:
         self.finish = Finish(config, source, seed, device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches from step `start` on, exactly those of an uninterrupted epoch."""
+        """Yield the batches from step `start` on, the same as in an uninterrupted epoch."""
         with contextlib.ExitStack() as stack:
             plans = self.planned(epoch, start)
             views: Iterator[Tensor] = iter(())
@@ -162,9 +162,9 @@ class Loader:
 
 
 def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: torch.device) -> Pipeline:
-    """`auto` is what is measured to be faster (bench data, bench files): DALI to decode, torch for images in memory.
+    """Build the pipeline. `auto` takes the faster one (bench data): DALI to decode, torch for images in memory.
 
-    Images that are too many for the memory of a GPU are DALI's too, which prepares them ahead of the step.
+    DALI also prepares images that do not fit into the memory of a GPU, ahead of the step.
     """
     if source.trunk is not None:
         return Unchanged(device)
@@ -179,7 +179,7 @@ def pipeline_for(config: DataConfig, source: Source, batch_size: int, device: to
 
 
 def fits(source: Source) -> bool:
-    """Tell if all images may stay on a GPU: they are in memory, and few enough with their borders."""
+    """Return true if all images can stay on a GPU: they are in memory, and with their borders they fit."""
     images, side = source.train.inputs_R, source.size + 2 * padding(source.size)
     return (
         source.kind == "images" and isinstance(images, Tensor) and source.shape[0] * len(images) * side**2 <= RESIDENT
@@ -187,7 +187,7 @@ def fits(source: Source) -> bool:
 
 
 class Unchanged:
-    """Outputs of a frozen trunk, which has read normalized images."""
+    """Pass on the outputs of a frozen trunk, which has read normalized images."""
 
     described, holds_images = "the frozen trunk has read the images", False
 
@@ -199,10 +199,10 @@ class Unchanged:
 
 
 class TorchPipeline:
-    """Runs on the CPU in the calling thread, or ahead in other threads; on CUDA it is queued after the images' copy.
+    """Runs on the CPU, in the calling thread or ahead in other threads; on CUDA it is queued after the images' copy.
 
-    Files are always read and decoded ahead of the step: at least one thread does nothing else. Images that fit stay on
-    a GPU as they are, with borders: a batch is then a copy of places, and four kernels.
+    Files are always read and decoded ahead of the step, by at least one thread. Images that fit stay on the GPU with
+    their borders. A batch then needs a copy of positions and four kernels.
     """
 
     def __init__(self, config: DataConfig, source: Source, device: torch.device):
@@ -237,18 +237,18 @@ class TorchPipeline:
         return self.normalize(crop_and_flip(bordered, taken))
 
     def view_of_boxes(self, boxes: Iterable[Tensor], drawn: Drawn) -> Tensor:
-        """Fit decoded boxes [h, w, C] one after another: an image fits into the cache, a batch does not."""
+        """Resize decoded boxes [h, w, C] one by one: an image fits into the cache, a batch does not."""
         squares = zip((resized(box_HWC, self.size) for box_HWC in boxes), drawn.flips_B.tolist(), strict=True)
         flipped = [square.flip(1) if flip else square for square, flip in squares]
         return self.normalize(to_device(torch.stack(flipped), self.device))
 
 
 class Normalize:
-    """uint8 [B, H, W, C] -> float32 [B, C, H, W], channels_last; vectors [B, V] by mean and deviation of each value."""
+    """Normalize uint8 [B, H, W, C] to float32 [B, C, H, W], channels_last; vectors [B, V] value by value."""
 
     def __init__(self, source: Source, device: torch.device):
         std, mean = (torch.tensor(x, dtype=torch.float64) for x in (source.std, source.mean))
-        # Repeated along a row of pixels, because an inner loop over three colors would be three times slower.
+        # Repeated along a row of pixels, because an inner loop over three channels would be three times slower.
         levels, repeats = (255, source.size) if source.kind == "images" else (1, 1)
         self.scale_W = (1 / (levels * std)).float().repeat(repeats).to(device)
         self.shift_W = (-mean / std).float().repeat(repeats).to(device)
@@ -265,7 +265,7 @@ class Normalize:
 
 
 def ahead(items: Iterable[Item], number: int) -> Iterator[Item]:
-    """Yield the items, always so many of them later than they were made."""
+    """Yield the items, each `number` items later than it was made."""
     waiting: deque[Item] = deque()
     for item in items:
         waiting.append(item)
@@ -279,7 +279,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield normalized images [B, C, H, W] or vectors [B, V], not augmented, and labels [B], in the split's order.
 
-    Of a split that a frozen trunk has read, its outputs.
+    If a frozen trunk has read the split, yield the outputs of the trunk instead.
     """
     normalize = Normalize(source, device)
     for start in range(0, len(split), batch_size):

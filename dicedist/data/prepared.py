@@ -1,8 +1,8 @@
-"""Images prepared once and mapped by every process of the node: one copy in memory, never read half-written.
+"""Images that are prepared once, and mapped into memory by all processes of a node: they share one copy.
 
-A prepared source is a folder of .npy files and an about.json. One process, which holds a lock, writes it under another
-name and renames it when it is complete. The name contains a fingerprint of the original files: when they change, a new
-folder replaces the old one.
+A prepared source is a folder of .npy files and an about.json. One process, which holds a lock, writes the folder under
+another name and renames it when it is complete. The name contains a fingerprint of the original files. When these files
+change, a new folder replaces the old one.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 FORMAT = 2  # increase it when the way images are prepared changes
 
 ABOUT, MARK = "about.json", "about"  # MARK: a digest of the rest of about.json
-BLOCK = 2**24  # bytes that have a digest of their own
-CHECKED_BLOCKS = 64  # at a start: 1 GiB
+BLOCK = 2**24  # bytes of a block; each block has a digest
+CHECKED_BLOCKS = 64  # checked at each start: 1 GiB
 
 Array = NDArray[Any]
 Dtype = type | np.dtype[Any]
 NewArray = Callable[[str, tuple[int, ...], Dtype], Array]
-Build = Callable[[NewArray], dict[str, Any]]  # fills the arrays that it asks for, returns the contents of about.json
+Build = Callable[[NewArray], dict[str, Any]]  # creates and fills arrays, and returns the contents of about.json
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def home() -> Path:
 
 
 def refuse_unwritable(folder: Path, instead: str) -> None:
-    """Refuse before anything that takes minutes. The folder need not exist if it can be created.
+    """Refuse a folder without write permission, before work of minutes. The folder may be missing if it can be made.
 
     instead: the alternative that the message offers.
     """
@@ -69,7 +69,7 @@ def refuse_unwritable(folder: Path, instead: str) -> None:
 
 
 def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *settings: object) -> Prepared:
-    """Open the source that an earlier process prepared, or prepare it; in private memory if it cannot be written."""
+    """Open a prepared source, or prepare it. If the folder cannot be written, prepare it in private memory."""
     kind = f"{name}-{_short_digest(FORMAT, str(root.resolve()), *settings)}"
     changes = ((os.path.relpath(file, root), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     folder = home() / "prepared" / kind / _short_digest(*changes)
@@ -83,9 +83,9 @@ def prepare(name: str, root: Path, files: Iterable[Path], build: Build, *setting
 
 
 def verified(folder: Path) -> Prepared:
-    """Compare what was prepared with the digests of its blocks: all of them, or of much data as many as take a moment.
+    """Compare prepared data with the digests of its blocks: all blocks, or CHECKED_BLOCKS of them if there are more.
 
-    One process of a node does it, the one that torchrun calls the first.
+    Only the first process of a node (local rank 0) compares.
     """
     remedy = f"remove it (dicedist clean --yes data), and it is made again: {folder}"
     try:
@@ -98,7 +98,7 @@ def verified(folder: Path) -> Prepared:
     prepared = Prepared(about, folder, {})
     if os.environ.get("LOCAL_RANK", "0") == "0":
         every = [(name, place) for name, digests in blocks.items() for place in range(len(digests))]
-        # Other blocks at every start: what is wrong is found sooner or later, and the start is never slow.
+        # Other blocks at every start: damage is found sooner or later, and no start is slow.
         checked = every if len(every) <= CHECKED_BLOCKS else random.SystemRandom().sample(every, CHECKED_BLOCKS)
         for name, place in checked:
             try:
@@ -163,7 +163,7 @@ def _make(folder: Path, build: Build) -> None:
 
 @contextlib.contextmanager
 def one_process(path: Path, purpose: str) -> Iterator[None]:
-    """Let in one process of the node at a time; the others log that they wait."""
+    """Admit one process of the node at a time; the others log that they wait."""
     lock = FileLock(path)
     with _writing():
         try:
@@ -178,7 +178,7 @@ def one_process(path: Path, purpose: str) -> Iterator[None]:
 
 
 def _built(build: Build, folder: Path | None) -> Prepared:
-    """Build arrays that are mapped from files in the folder, or without a folder are private to this process."""
+    """Build arrays in files of the folder, mapped into memory; without a folder, in private memory."""
     arrays: dict[str, Array] = {}
 
     def new_array(name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:

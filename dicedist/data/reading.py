@@ -1,4 +1,4 @@
-"""Parts that all readers of files share: splits, the reason of an error in one line, and progress."""
+"""Functions that all readers of files share: the choice of a test set, errors in one line, progress."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from dicedist.console.lines import printable
 from dicedist.console.progress import Progress
 
 SPLITS = ("train", "test")
-MEASURED = 2000  # inputs that mean and deviation are taken from, where inputs are not kept in memory
+MEASURED = 2000  # inputs from which mean and deviation are computed, if inputs are not in memory
 NAMED = re.compile(r"(?<=cannot identify image file) .*")  # PIL's name for the file, perhaps an address in memory
 Item = TypeVar("Item")
 
@@ -27,7 +27,7 @@ def reason(error: BaseException) -> str:
 
 
 def for_test(labels_N: NDArray[np.int64], config: DataConfig) -> NDArray[np.bool_]:
-    """Choose data.test_fraction of each class, where the data does not say which inputs are for the test."""
+    """Choose data.test_fraction of each class as the test set, for data without a test set."""
     is_test_N = np.zeros(len(labels_N), bool)
     order_N = torch.randperm(len(labels_N), generator=generator("cpu", config.split_seed, "test")).numpy()
     for label in range(labels_N.max() + 1):
@@ -37,12 +37,12 @@ def for_test(labels_N: NDArray[np.int64], config: DataConfig) -> NDArray[np.bool
 
 
 def other_channels(config: DataConfig) -> tuple[int, ...]:
-    """Return the setting that names prepared images; empty for RGB, which earlier versions named without it."""
+    """Return the channels for the name of prepared images; nothing for RGB, as in names of earlier versions."""
     return () if config.channels == RGB else (config.channels,)
 
 
 def shown(items: Iterable[Item], total: int, noun: str, first: int = 0) -> Iterator[Item]:
-    """Pass the items on while a line shows how many of them are done; `first` were done before."""
+    """Yield the items and show how many are done. first: the number that was done before."""
     progress = Progress(total, noun, first, sys.stderr)
     for done, item in enumerate(items, first + 1):
         yield item

@@ -1,4 +1,4 @@
-"""Files behind s3://, http:// and whatever else fsspec opens, copied to this machine."""
+"""Copy files from s3://, http:// and other addresses that fsspec can open to this machine."""
 
 import json
 import os
@@ -21,15 +21,15 @@ CHUNK = 2**22  # bytes copied at a time
 STATE = ".copied.json"
 GB = 1e9
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "s3", "https": "s3", "gs": "gs", "gcs": "gs"}  # scheme -> extra of the wheel
-SHORTEST = 8  # characters of a secret
+SHORTEST = 8  # shortest secret that is hidden in messages
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
 def copy_remote(url: str, folder: Path, patterns: Sequence[str], names_file: str, more: str, most_gb: float) -> None:
-    """Bring the folder to what is at the URL: files of these patterns, and `more` if it exists. What is whole stays."""
+    """Copy the files at the URL that match the patterns, and `more` if it exists. Complete copies are kept."""
     files, path = open_url(url, f"data.root={redacted(url)}")
     try:
-        # Not every server can list a folder: then a file next to the others names them.
+        # Some servers cannot list a folder. Then a file next to the others names them.
         if files.exists(f"{path}/{names_file}"):
             names = files.cat_file(f"{path}/{names_file}").decode().split()
         else:
@@ -80,7 +80,7 @@ def copy(files: Any, path: str, folder: Path, wanted: dict[str, list[Any]], know
 
 
 def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it. what: named if a package is missing."""
+    """Return fsspec's file system for a URL, and the path in it. what: the user's setting, for messages."""
     scheme = url.partition("://")[0]
     extra = EXTRAS.get(scheme, "s3")
     if find_spec("fsspec") is None:
@@ -96,7 +96,7 @@ def open_url(url: str, what: str, **options: Any) -> tuple[Any, str]:
 
 
 def state_in(info: Mapping[str, Any]) -> list[Any]:
-    """Return the size of a file from what fsspec says of it, and what changes when the file is replaced."""
+    """Return the size of a file, and a mark that changes when the file is replaced, from the answer of fsspec."""
     return [int(info["size"] or 0), str(info.get("ETag") or info.get("LastModified") or info.get("mtime") or "")]
 
 

@@ -1,4 +1,4 @@
-"""Labeled images that differ from the test set in a known way: corruptions of it, the official CIFAR-C, any folder."""
+"""Shifted test images with labels: corruptions of the test set, the official CIFAR-C, or any folder."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dicedist.data.prepared import NewArray, home, prepare
 from dicedist.data.sets.folder import decode_sound, scan
 from dicedist.data.sources import Source, Split, part, some_of_each
 
-VERSION = 2  # increase it when an operator changes: corrupted images are kept
+VERSION = 2  # increase it when an operator changes, because corrupted images are cached
 KINDS = {  # shift=KIND -> the operators of corruptions.py
     "corruptions": list(CORRUPTIONS),
     "corruptions_extra": list(EXTRA),
@@ -29,9 +29,9 @@ OFFICIAL_FOLDERS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 
 @dataclass(frozen=True)
 class Shift:
-    """Test images to compare with, and what was made of them, one after the other."""
+    """The clean test images, and the shifted sets, one after another."""
 
-    clean: Split | None  # None: the shifted images are not those of the test set
+    clean: Split | None  # None: the shifted images are not made from the test set
     names: list[str]
     severities: list[int]
     sets: Iterator[tuple[str, int, Split]]  # name, severity, images
@@ -40,15 +40,15 @@ class Shift:
 def open_shift(
     kind: str, severities: Sequence[int], limit: int | None, source: Source, root: str | Path | None
 ) -> Shift:
-    """Open shifted images. Every rank calls; the first process of a node makes what is not there yet.
+    """Open shifted images. Every rank calls this; the first process of a node makes missing images.
 
-    kind: one of KINDS, cifar_c, or a folder with a folder of images for each class. limit: so many test images only.
+    kind: one of KINDS, cifar_c, or a folder with a folder of images for each class. limit: number of test images.
     """
     refuse_severities(severities)
     if source.kind != "images":
-        raise ValueError(f"shift={kind}: only images can be shifted so, and the run learned {source.kind}")
+        raise ValueError(f"shift={kind}: this shift needs images, but the run learned {source.kind}")
     if kind in (*KINDS, OFFICIAL) and source.shape[0] != RGB:
-        raise ValueError(f"shift={kind}: it is made for RGB, and the run learned images of {source.shape[0]} channels")
+        raise ValueError(f"shift={kind}: it needs RGB, but the run learned images of {source.shape[0]} channels")
     levels = sorted(set(severities))
     if kind == OFFICIAL:
         return official(levels, limit, source, Path(root).expanduser() if root else home())
@@ -70,7 +70,7 @@ def refuse_severities(severities: Sequence[int]) -> None:
 
 
 def corrupted(clean: Split, name: str, severity: int, source: Source) -> Split:
-    """Corrupt once, and keep the result with the other prepared images."""
+    """Corrupt the images once, and cache the result with the prepared images."""
 
     def build(new_array: NewArray) -> dict[str, Any]:
         out_NHWC = new_array("images", (len(clean), source.size, source.size, RGB), np.uint8)
@@ -118,7 +118,7 @@ def read_official(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def labeled(folder: Path, source: Source) -> Split:
-    """Load a folder of images for each class, named as the run's classes are; a class may be absent."""
+    """Load a folder of class folders. They have the names of the run's classes; a class may be missing."""
     try:
         class_names, found = scan(folder)
     except ValueError as error:

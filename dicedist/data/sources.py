@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 IMAGES, VECTORS = "images", "vectors"
 LISTED = 20  # corrupt files named in the log
-LEAST_HELD_OUT = 500  # inputs that data.val_limit=auto leaves: thresholds and label sets are calibrated on them
-MOST_HELD_OUT = 50_000  # inputs: rank 0 has the logits of all of them after an epoch
+LEAST_HELD_OUT = 500  # data.val_limit=auto keeps this many inputs, to calibrate thresholds and label sets
+MOST_HELD_OUT = 50_000  # rank 0 holds the logits of all held-out inputs after an epoch
 # data.val_fraction=auto: shares and numbers of inputs. 45 right answers in a row are the fewest that show an error rate
 # of at most 5 % (calibration.risk, calibration.guarantee). With 2,000, label sets cover 90 ± 1.3 % (calibration.alpha).
 AUTO_SHARE, AUTO_LEAST, AUTO_ENOUGH, AUTO_OF_MANY = 0.2, 50, 2000, 0.05
@@ -37,8 +37,8 @@ AUTO_SHARE, AUTO_LEAST, AUTO_ENOUGH, AUTO_OF_MANY = 0.2, 50, 2000, 0.05
 class Split:
     inputs_R: Tensor | Encoded | Items | None  # uint8 images or float32 vectors, mapped and shared; None: labels only
     labels_N: Tensor  # int64
-    rows_N: Tensor | None = None  # which rows of the inputs; None: all, in order
-    outputs_N: Tensor | None = None  # float32 [N, views, ...]: a frozen trunk's, which members read instead of inputs
+    rows_N: Tensor | None = None  # rows of inputs_R in this split; None: all, in order
+    outputs_N: Tensor | None = None  # float32 [N, views, ...] of a frozen trunk; members read them, not the inputs
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -52,14 +52,14 @@ class Split:
         return indices_B if self.rows_N is None else self.rows_N[indices_B]
 
     def take_outputs(self, indices_B: Tensor, turn: int) -> Tensor:
-        """Copy a view of each input's outputs: with every turn the next view, and inputs side by side have others."""
+        """Copy one view of each input's outputs. Every turn takes the next view, and neighbors have different views."""
         assert self.outputs_N is not None
         views = self.outputs_N.shape[1]
         return self.outputs_N.flatten(0, 1).index_select(0, indices_B * views + (indices_B + turn) % views)
 
     @property
     def images_NHWC(self) -> Tensor:
-        """Return all images of the split: a copy, unless the split is everything that the files hold."""
+        """Return all images of the split: a copy, unless the split holds all images of the files."""
         assert self.inputs_R is not None, "loaded with labels_only"
         if self.rows_N is None and isinstance(self.inputs_R, Tensor):
             return self.inputs_R
@@ -81,10 +81,10 @@ class Source:
     train: Split
     val: Split  # empty with data.split=full
     test: Split
-    data_digest: str  # of every pixel and label, and of the way they are split
+    data_digest: str  # of all pixels and labels, and of the splits
     kind: str = IMAGES  # or vectors
-    trunk: "Reads | None" = None  # frozen: it reads every split once, for members to read its outputs
-    columns: tuple[str, ...] | None = None  # the names of a vector's values, if their table has any
+    trunk: "Reads | None" = None  # a frozen trunk reads every split once, and members read its outputs
+    columns: tuple[str, ...] | None = None  # names of the values of a vector, if the table has names
 
     @property
     def num_classes(self) -> int:
@@ -96,12 +96,12 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input, as a network sees it."""
+        """Return the shape of one input of a network."""
         return (len(self.mean),) if self.kind == VECTORS else (len(self.mean), self.size, self.size)
 
 
 def load(config: DataConfig, labels_only: bool = False) -> Source:
-    """Load what every process of a node may ask for at once; the first prepares the images, which can take minutes."""
+    """Load the data. All processes of a node may call this at once; the first prepares the images (minutes)."""
     prepared = prepare(config)
     about = prepared.about
     whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
@@ -131,9 +131,9 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
 
 
 def of_run(data: DataConfig, root: str | None = None, trusted: bool = False) -> DataConfig:
-    """Return the data of a run that may be a stranger's: only a command names an address to read from, or trusts code.
+    """Load the data of a run that may come from somebody else: only the command line may name an address or trust code.
 
-    root, trusted: of the command.
+    root, trusted: from the command line.
     """
     if root is None and data.root is not None and "://" in data.root:
         place = redacted(data.root)
@@ -150,7 +150,7 @@ def prepare(config: DataConfig) -> Prepared:
 
 
 def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
-    """Log images that cannot be decoded; ValueError if they may not be skipped or if a class has no others."""
+    """Log images that cannot be decoded. Raise a ValueError if they may not be skipped, or if a class has no others."""
     listed, class_names = prepared.about.get("corrupt", {}), prepared.about["class_names"]
     corrupt = [(file, why) for entries in listed.values() for _, file, why in entries]
     if corrupt and on_corrupt == "refuse":
@@ -170,7 +170,7 @@ def answer_for_corrupt(prepared: Prepared, on_corrupt: str) -> None:
 
 
 def vector_columns(config: DataConfig) -> tuple[int, tuple[str, ...] | None] | None:
-    """Return the number of values of a vector and their names, if known; None for images, which are not prepared."""
+    """Return the number of values of a vector, and their names if known; None for images. Images are not prepared."""
     prepared = prepare(config) if config.name in (*VECTOR_SETS, "own") else None
     return (len(prepared.about["mean"]), columns_of(prepared)) if prepared and holds_vectors(prepared) else None
 
@@ -185,7 +185,7 @@ def holds_vectors(prepared: Prepared) -> bool:
 
 
 def whole_split(prepared: Prepared, name: str, config: DataConfig | None) -> Split:
-    """config: None if only labels are needed."""
+    """Return all inputs of a split. config: None if only labels are needed."""
     labels_R = torch.from_numpy(prepared.array(f"{name}_labels"))
     num_classes = len(prepared.about["class_names"])
     if not 0 <= labels_R.min() <= labels_R.max() < num_classes:
@@ -206,7 +206,7 @@ def inputs_of(prepared: Prepared, name: str, config: DataConfig) -> Tensor | Enc
 
 
 def part(whole: Split, chosen_N: Tensor) -> Split:
-    """Keep the first view of a frozen trunk's outputs, the one that evaluation reads."""
+    """Return some rows of a split, with the first view of a frozen trunk's outputs, which evaluation reads."""
     rows_N = chosen_N if whole.rows_N is None else whole.rows_N[chosen_N]
     outputs_N = None if whole.outputs_N is None else whole.outputs_N[:, :1][chosen_N]
     return Split(whole.inputs_R, whole.labels_N[chosen_N], rows_N, outputs_N)
@@ -218,7 +218,7 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
     if config.split == "holdout":
         counts_K = labels_N.bincount()
         wanted_K = counts_K * share_held_out(config, len(labels_N))
-        # auto rounds up, so that every class has one and all together are enough.
+        # auto rounds up, so that every class has a held-out input, and all classes together have enough.
         rounded_K = (wanted_K - 1e-4).ceil() if config.val_fraction == "auto" else wanted_K.round()
         held_K = rounded_K.long().clamp(max=counts_K - 1)
         if held_K.sum() > MOST_HELD_OUT:
@@ -237,17 +237,17 @@ def holdout(labels_N: Tensor, config: DataConfig) -> tuple[Tensor, Tensor]:
 
 
 def share_held_out(config: DataConfig, num_inputs: int) -> float:
-    """Return data.val_fraction; for `auto`, the share of so many inputs that calibration can promise something from."""
+    """Return data.val_fraction; for `auto`, a share of num_inputs that is large enough for calibration."""
     if not isinstance(config.val_fraction, str):
         return config.val_fraction
     wanted = max(min(AUTO_SHARE * num_inputs, AUTO_ENOUGH), AUTO_OF_MANY * num_inputs)
-    if 2 * AUTO_LEAST <= num_inputs:  # else they would be more than half
+    if 2 * AUTO_LEAST <= num_inputs:  # otherwise more than half would be held out
         wanted = max(wanted, AUTO_LEAST)
     return wanted / num_inputs
 
 
 def most_held_out(config: DataConfig, num_train: int, num_held: int) -> int:
-    """Return how many of the held-out inputs are used: data.val_limit. num_train: before data.train_limit."""
+    """Return how many held-out inputs are used (data.val_limit). num_train: training inputs before data.train_limit."""
     if config.val_limit != "auto":
         return num_held if config.val_limit is None else int(config.val_limit)
     share = min(1.0, (config.train_limit or num_train) / num_train)
@@ -255,17 +255,17 @@ def most_held_out(config: DataConfig, num_train: int, num_held: int) -> int:
 
 
 def limited(whole: Split, most: int | None) -> Split:
-    """Return at most so many inputs, as many of each class as possible."""
+    """Return at most `most` inputs, balanced over classes as far as possible."""
     return whole if most is None or most >= len(whole) else part(whole, some_of_each(whole.labels_N, most))
 
 
 def some_of_each(labels_N: Tensor, most: int) -> Tensor:
-    """Return at most so many places, in their order, as many of each class as possible."""
+    """Return at most `most` positions, in order, balanced over classes as far as possible."""
     return place_in_class(labels_N).argsort(stable=True)[:most].sort().values
 
 
 def place_in_class(labels_N: Tensor) -> Tensor:
-    """Return for each input how many inputs of its class come before it."""
+    """Return for each input the number of earlier inputs of its class."""
     order_N = labels_N.argsort(stable=True)
     counts_K = labels_N.bincount()
     first_K = counts_K.cumsum(0) - counts_K

@@ -16,7 +16,7 @@ from dicedist.metrics import conformal
 from dicedist.metrics.abstention import NEVER, answers_needed
 from dicedist.metrics.measures import OOD_SCORES
 
-FEW = 50  # inputs
+FEW = 50  # fewer held-out inputs give a warning
 MEANING = "±: the range of 95 of 100 calibrations on as many inputs"
 
 

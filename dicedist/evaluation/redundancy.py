@@ -17,7 +17,7 @@ from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.pairs import Partners
 from dicedist.algorithm.parts import Hosted
-from dicedist.algorithm.randomness import generator, initialising
+from dicedist.algorithm.randomness import generator, initializing
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.cluster.control import Control
 from dicedist.cluster.heartbeat import advance
@@ -147,7 +147,7 @@ def fit(
     """Train a new discriminator, in the same way for any features; its learning rate falls to zero."""
     num_members, _, feature_dim = features.means_MBD.shape
     settings, seed = replace(config, num_steps=1, num_samples=1, delta=0.0), 0
-    with initialising(seed, "estimator"):
+    with initializing(seed, "estimator"):
         w = Discriminator(settings, num_members, feature_dim, num_classes, conditional, seed)
     w.to(labels_N.device)
     optimizer = torch.optim.Adam(w.network.parameters(), lr=1e-3)

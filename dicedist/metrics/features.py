@@ -57,8 +57,8 @@ class Reference:
         counts_K = labels_R.bincount(minlength=num_classes)
         means_MKD = sums_MKD / counts_K.clamp_min(1)[:, None]
         means_MKD[:, counts_K == 0] = torch.inf  # so that a class without images is never the nearest
-        centred_MRD = features - means_MKD[:, labels_R]
-        covariance_MDD = centred_MRD.mT @ centred_MRD / len(labels_R)
+        centered_MRD = features - means_MKD[:, labels_R]
+        covariance_MDD = centered_MRD.mT @ centered_MRD / len(labels_R)
         return cls(means_MKD, whitening(covariance_MDD))
 
     def mahalanobis(self, features_MND: Tensor) -> Tensor:

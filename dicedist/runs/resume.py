@@ -222,7 +222,7 @@ def refuse_another_teacher(run: Run, config: Config, plan: Plan) -> None:
     before, now = run.plan().teacher_sha256, plan.teacher_sha256
     if before and now and before != now:
         raise ValueError(
-            f"the ensemble in {config.teacher.run} is not the one that {run} has learnt from so far: bring back its "
+            f"the ensemble in {config.teacher.run} is not the one that {run} has learned from so far: bring back its "
             "checkpoint, or choose another run.name"
         )
 

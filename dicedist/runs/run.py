@@ -1,16 +1,16 @@
 """The folder of a run and the path of every file in it. No other module builds a path inside a run's folder.
 
 runs/NAME/
-    config.yaml plan.json               what it was asked to do, and what that resolved to
-    environment.json                    where it was done
+    config.yaml plan.json               the settings, and the values that they resolved to
+    environment.json                    machine, versions and placement
     metrics.jsonl                       records, the same for every run of one config and seed, however often it stopped
-    system.jsonl                        what depends on the machine: pace, load, memory
+    system.jsonl                        records that depend on the machine: pace, load, memory
     checkpoints/step-00001200/          checkpoint.py
     evaluation.json logits.safetensors gallery.safetensors report.html      results
     evaluations/LABEL/                  results of some members, of another average, of an earlier step
-    ensemble.pt2 member-0.onnx ...      what `export` wrote
-    mirror.json mirror-wandb.json ...   how much of it each tracker has received
-    events.out.tfevents... wandb/       what TensorBoard reads; what Weights & Biases keeps of it
+    ensemble.pt2 member-0.onnx ...      files that `export` wrote
+    mirror.json mirror-wandb.json ...   how much each tracker has received
+    events.out.tfevents... wandb/       files of TensorBoard and of Weights & Biases
 """
 
 import contextlib

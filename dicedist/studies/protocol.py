@@ -2,11 +2,11 @@
 
 title: Digits, four MLPs
 setting: {data: digits, ensemble.size: 4, epochs: 30}           keys of every run
-baseline: ind                                                   what the others are compared with
+baseline: ind                                                   the method that all others are compared with
 search: {trials: 12, objective: nll, seed: 1000}                the same number of trials for every method, or 0
 seeds: 20                                                       of the best config of each method: 0 to 19
 methods:
-  ind: {optimizer.lr: "interval(0.01,0.3,log)"}                 what is searched over; plain values are fixed
+  ind: {optimizer.lr: "interval(0.01,0.3,log)"}                 search spaces; plain values are fixed
   dice_one: {method: dice, redundancy.scale: one, ...}          an entry may carry another name than its method
 curves: {dice: {redundancy.delta: [0, 0.1, 0.4]}}               one key of a method's best config at other values ...
 curve_seeds: 5                                                  ... for the trade-off of diversity and accuracy

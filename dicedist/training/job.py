@@ -26,11 +26,13 @@ from dicedist.runs.run import Run
 
 @dataclass(frozen=True)
 class Job:
-    config: Config
+    """Everything that a training is defined by, before parts are built. Equal on all ranks."""
+
+    config: Config  # the settings of the user
     method: Method
-    plan: Plan
-    placement: Placement
-    source: Source
+    plan: Plan  # the values that these settings resolved to
+    placement: Placement  # the parts of each rank
+    source: Source  # the data
 
     @cached_property
     def run(self) -> Run:

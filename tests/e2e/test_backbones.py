@@ -15,15 +15,15 @@ CLASSES = ("cat", "dog", "owl")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Gradients with noise, each class of another colour, of the sizes that cameras make."""
+    """Gradients with noise, each class of another color, of the sizes that cameras make."""
     folder, draws = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for split, count in (("train", 10), ("test", 3)):
-        for colour, name in enumerate(CLASSES):
+        for color, name in enumerate(CLASSES):
             (folder / split / name).mkdir(parents=True)
             for n in range(count):
                 height, width = draws.integers(240, 400, 2)
                 image = draws.normal(90, 25, (height, width, 3)) + np.linspace(0, 40, width)[None, :, None]
-                image[..., colour] += 70
+                image[..., color] += 70
                 Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{n}.jpg")
     return folder
 

@@ -1,4 +1,4 @@
-"""The one command `dicedist`: it lists its commands, passes arguments on, and names the nearest to a misspelt one."""
+"""The one command `dicedist`: it lists its commands, passes arguments on, and names the nearest to a misspelled one."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def test_every_command_shows_examples(name, capsys):
 
 @pytest.fixture
 def dispatched(monkeypatch):
-    """What `dicedist ARGUMENTS` would run, and with which arguments."""
+    """Record the command that `dicedist ARGUMENTS` would run, and its arguments."""
 
     def dispatch(*arguments):
         passed = []
@@ -82,7 +82,7 @@ def test_a_reader_that_has_enough_is_no_error(words):
 
 @pytest.fixture
 def started(monkeypatch):
-    """What `dicedist train ARGUMENTS` does with some GPUs: ("here", its config), or (processes, their overrides)."""
+    """Record what `dicedist train ARGUMENTS` does with some GPUs: ("here", config), or (processes, overrides)."""
 
     told = []
 

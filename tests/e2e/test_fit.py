@@ -41,7 +41,7 @@ def test_its_page_figures_and_ensemble(run, tmp_path):
 
 @pytest.fixture
 def hears_ctrl_c():
-    """As in a terminal: a job in the background of a shell is started with SIGINT ignored."""
+    """Handle SIGINT as in a terminal: a background job of a shell starts with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -82,7 +82,7 @@ def test_a_users_word_wins_over_a_cell_wherever_it_stands():
 
 
 def test_an_experiment_of_ones_own_may_begin_with_a_cell(tmp_path, monkeypatch):
-    """As best.yaml of a search does."""
+    """The best.yaml of a search begins like this."""
     shutil.copytree(compose.CONF, tmp_path / "conf")
     text = "# @package _global_\ndefaults: [small/dice, _self_]\nepochs: 3\n"
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text)
@@ -145,7 +145,7 @@ def test_every_figure_of_every_table_is_the_papers():
 
 
 @pytest.mark.skipif(not LATEX.exists(), reason="the paper's LaTeX is not here")
-def test_every_method_that_the_paper_summarises_has_a_cell():
+def test_every_method_that_the_paper_summarizes_has_a_cell():
     latex = LATEX.read_text()
     end = latex.index("\\label{table:comparaisons}")
     body = latex[latex.rindex("\\begin{tabular}", 0, end) : end]
@@ -274,7 +274,15 @@ def test_failed_runs_are_named_and_refused_ones_end_it(monkeypatch, tmp_path):
 
 
 def test_the_student_is_measured_alone(tmp_path, capsys):
-    tiny = ["data=shapes", "network=resnet8", "ensemble.size=3", "data.train_limit=64", "batch_size=32", "epochs=1"]
+    tiny = [
+        "data=shapes",
+        "data.train_limit=64",
+        "data.test_limit=250",
+        "network=resnet8",
+        "ensemble.size=3",
+        "batch_size=32",
+        "epochs=1",
+    ]
     kind = ["method=okddip_dice", "structure=branch", "tracking=none"]
     train.run([*tiny, *kind, f"run.dir={tmp_path}", "run.name=tiny"])
     result = json.loads((tmp_path / "tiny" / "evaluation.json").read_text())

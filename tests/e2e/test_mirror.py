@@ -4,11 +4,13 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +25,14 @@ from dicedist.tracking.mlflow.store import without_password
 from dicedist.tracking.mlflow.study import parent_of
 from tests.support.servers import Server, a_run, mirror_of, record
 
-SETTINGS = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+SETTINGS = [
+    "data=shapes",
+    "data.test_limit=250",
+    "network=resnet8",
+    "ensemble.size=2",
+    "run.name=tiny",
+    "tracking.model=null",
+]
 
 
 def received(client, directory, name="train/members/loss"):
@@ -56,7 +65,9 @@ def finished(monkeypatch):
 def store(tmp_path_factory):
     """An empty sqlite store: making its tables takes seconds, so tests share it."""
     uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
-    return uri, MlflowClient(uri)
+    client = MlflowClient(uri)
+    client.search_experiments()  # makes the tables
+    return uri, client
 
 
 def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
@@ -215,7 +226,7 @@ def test_records_whose_receipt_was_lost_are_not_sent_twice(store, tmp_path, monk
 
 
 def test_records_that_are_written_otherwise_after_a_crash_all_arrive(store, tmp_path):
-    """As when log.every_steps is changed: as many lines as before, of other steps."""
+    """This happens when log.every_steps is changed: the same number of lines, but of other steps."""
     uri, client = store
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     mirror_of(directory).send_records()
@@ -262,11 +273,10 @@ def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsy
     assert told.count("refuses to begin") == 1 and "deleted" in told
 
 
-def test_a_full_database_is_one_line(tmp_path):
+def test_a_full_database_is_one_line(store, tmp_path):
     """In a process of its own, as MLflow sets up its loggers when it is imported."""
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    MlflowClient(uri).search_experiments()
-    full = ((tmp_path / "mlflow.db").stat().st_size,) * 2
+    database = shutil.copy(store[0].removeprefix("sqlite:///"), tmp_path)
+    uri, full = f"sqlite:///{database}", (Path(database).stat().st_size,) * 2
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, full)  # noqa: E731
     sender = follower(directory, stderr=subprocess.PIPE, preexec_fn=limit)

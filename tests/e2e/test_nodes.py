@@ -15,7 +15,7 @@ from tests.support.tiny import STEPS, TINY, asked_after, assert_same_run, assert
 
 
 def meet_on_rank(rank, overrides, versions):
-    """What a rank with its own config and version learns, or the error that it gets."""
+    """Return what a rank with its own config and version learns, or its error."""
     handshake.code_digest = lambda: versions[rank]
     try:
         config = compose_config([*TINY, *overrides[rank]])

@@ -119,10 +119,10 @@ def test_files_patterns_and_a_list_on_standard_input(run, photos, capsys, monkey
 
 
 def test_any_format_mode_and_size(run, ensemble, tmp_path, capsys):
-    colours = Image.fromarray(np.random.default_rng(0).integers(256, size=(70, 50, 3), dtype=np.uint8))
+    colors = Image.fromarray(np.random.default_rng(0).integers(256, size=(70, 50, 3), dtype=np.uint8))
     for mode, name in (("L", "a.png"), ("RGBA", "b.webp"), ("CMYK", "c.jpg"), ("P", "d.gif"), ("1", "e.bmp")):
-        colours.convert(mode).save(tmp_path / name)
-    colours.resize((3, 900)).save(tmp_path / "f.tiff")
+        colors.convert(mode).save(tmp_path / name)
+    colors.resize((3, 900)).save(tmp_path / "f.tiff")
     Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40).save(tmp_path / "g.png")
     rows = predicted(run, capsys, tmp_path)
     assert rows == [{"path": str(file), **expected(ensemble, file)} for file in sorted(tmp_path.iterdir())]

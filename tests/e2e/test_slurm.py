@@ -89,7 +89,7 @@ def test_the_jobs_name_names_the_runs(submit):
         (75, "RUNNING", True),  # warned or preempted
         (138, "RUNNING", True),  # warned before the ranks handled signals
         (143, "RUNNING", True),  # preempted before the ranks handled signals
-        (75, "COMPLETING", False),  # cancelled
+        (75, "COMPLETING", False),  # canceled
         (0, "RUNNING", False),  # done
         (2, "RUNNING", False),  # refused
         (1, "RUNNING", False),  # gave up after restarts

@@ -1,4 +1,4 @@
-"""A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelt key at once."""
+"""A sweep trains every combination, goes on after a failure and after a stop, and refuses a misspelled key at once."""
 
 import csv
 import json
@@ -11,8 +11,8 @@ from dicedist.cluster.placement import place
 from dicedist.runs import jobs, queue
 
 TINY = [
-    "data=shapes", "data.train_limit=48", "data.pipeline=torch", "batch_size=16", "network=resnet8", "max_steps=2",
-    "tracking=none",
+    "data=shapes", "data.train_limit=48", "data.test_limit=250", "data.pipeline=torch", "batch_size=16",
+    "network=resnet8", "max_steps=2", "tracking=none",
 ]  # fmt: skip
 
 

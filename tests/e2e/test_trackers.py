@@ -26,7 +26,7 @@ RESULT = {"ensemble": {"accuracy": 0.75, "nll": 0.5}, "members": {"accuracy": 0.
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch):
-    """As in a process of its own: the names of event files end with a count, and 10 comes before 9."""
+    """Count event files as in a new process: their names end with a count, and 10 sorts before 9."""
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
@@ -120,7 +120,7 @@ def test_tensorboard_holds_exactly_the_records(finished, tmp_path):
 
 
 def test_tensorboard_forgets_lines_that_are_written_otherwise_while_it_is_open(tmp_path):
-    """As when a run continues with another learning rate: its mirror starts before the old lines are cut off."""
+    """The mirror of a run that continues with another learning rate starts before the old lines are cut off."""
     directory = a_run(tmp_path / "tiny", "tracking=tensorboard")
     with Run(directory).system_file.open("w") as file:
         file.write(json.dumps({"step": 1, "time": 1e9, "throughput/seconds_per_step": 0.5}) + "\n")
@@ -166,7 +166,7 @@ def test_a_run_that_resumes_continues_its_run_in_wandb(finished, offline, tmp_pa
 
 
 def test_records_that_are_written_otherwise_reach_wandb_once(finished, offline, tmp_path):
-    """As when log.every_steps is changed: W&B keeps what it has, and gets the steps that follow."""
+    """This happens when log.every_steps is changed: W&B keeps its steps, and gets the steps that follow."""
     directory = a_run(tmp_path / "tiny", "tracking=wandb")
     assert mirror_of(directory, "wandb").finish()
     rewritten(directory, (2, 4, 6, 8))

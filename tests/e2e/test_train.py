@@ -25,7 +25,7 @@ from tests.support.tiny import assert_same_tensors, records_of, train
 
 
 def fault_on_rank(rank, run_dir, harm):
-    """What the rank raises in training when rank 1 is harmed at step 5 (the sixth)."""
+    """Return the error of this rank in a training in which rank 1 is harmed at step 5 (the sixth)."""
 
     def at_step(trainer, done):
         if rank == 1 and done == 5:
@@ -144,7 +144,7 @@ def started(tmp_path, module):
 
 
 def end_of(process, *numbers):
-    """The exit code after signals, and what was told."""
+    """Return the exit code after signals, and the output."""
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.05)
@@ -190,7 +190,7 @@ LEAVER = """
 def test_threads_that_leave_together_leave_one_code(tmp_path):
     environment = {**os.environ, process.LAUNCHER: str(tmp_path), "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(LEAVER)], env=environment, timeout=120)
-    assert done.returncode == 0  # tells the agent that there is nothing to restart
+    assert done.returncode == 0  # so the agent restarts nothing
     assert codes(str(tmp_path)) == [75]
 
 

@@ -137,7 +137,7 @@ class Campaign:
         return found
 
     def clear(self, number):
-        """The run of a round, its log, and what a fault put beside them."""
+        """Remove the run of a round, its log, and the files that a fault put next to them."""
         for path in [self.directory / f"round-{number}", *self.directory.glob(f"round-{number}[-.]*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ _making = threading.Lock()
 
 @contextlib.contextmanager
 def kept_in_a_bucket(run):
-    """A server of the round's own, which can be told to misbehave."""
+    """Start a server for this round, which can be made to misbehave."""
     with contextlib.ExitStack() as held:
         with _making:
             between = held.enter_context(bucket_server(run.variables.__setitem__))
@@ -64,7 +64,7 @@ def quiet(run):
 
 
 def stop_and_wipe(run, draws):
-    """What was saved when it was asked to stop is in the bucket when it has ended."""
+    """The checkpoint of a run that was asked to stop is in the bucket when the run has ended."""
     with kept_in_a_bucket(run) as between:
         run.start()
         run.wait_for_records(draws.randint(2, 10))

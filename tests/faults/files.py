@@ -45,7 +45,7 @@ def harm_newest(run, draws, how):
 
 
 def while_down(harm, *, refused=None):
-    """A file beside the checkpoints, while the run is down. refused: the run says this, and goes on after a remedy."""
+    """Harm a file next to the checkpoints while the run is down. refused: the message of the run, before a remedy."""
 
     def fault(run, draws):
         stopped = begin_and_stop(run, draws)

@@ -26,7 +26,7 @@ SETTINGS = [
 ]  # fmt: skip
 STOPPED, UNSENT = 75, 76
 LAUNCH, TORCHRUN = "dicedist.launch", "torch.distributed.run"
-# name -> ranks, launcher, what the run is told.
+# name -> ranks, launcher, overrides.
 KINDS = {
     "nets": (RANKS, LAUNCH, ()),
     "one process": (1, None, ()),
@@ -107,7 +107,7 @@ class Run:
         return not alive and (code in (0, STOPPED) or self.launcher_name == TORCHRUN)
 
     def recovers(self):
-        """Whether the launcher brings the run to its end; a single process has none, and is started again."""
+        """Return whether the launcher finishes the run. A single process has no launcher, and is started again."""
         return self.wait() == 0 or (self.num_ranks == 1 and self.finish())
 
     def finish(self):
@@ -126,13 +126,13 @@ class Run:
 
 
 def listens(pid):
-    """Whether the process has set what it does on SIGTERM: before that, as Python starts, no program can help it."""
+    """Return whether the process has a handler for SIGTERM. While Python starts, no program can have one."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def difference(run, reference):
-    """What tells two finished runs apart, bit for bit: tensors, records, evaluation.json, logits; None if nothing."""
+    """Return the first difference of two finished runs: tensors, records, evaluation.json, logits; None if equal."""
     try:
         assert_same_run(run, reference, STEPS)
         results = [json.loads((folder / "evaluation.json").read_text()) for folder in (run, reference)]

@@ -45,7 +45,7 @@ def server():
 
 
 def unsent(run):
-    """Whether the run ended with the code and the line of one that is complete but not sent."""
+    """Return whether the run ended with the code and the line of a run that is complete but not sent."""
     return run.wait() == UNSENT and "MLflow has not received all of it" in run.told()
 
 

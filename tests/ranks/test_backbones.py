@@ -30,14 +30,14 @@ def train_on_rank(rank, world_size, run_dir, overrides):
     train(run_dir, *overrides, rank=rank, world_size=world_size)
 
 
-@pytest.mark.parametrize(("structure", "optimiser"), [("net", ADAMW), ("branch", ())])
-def test_ranks_equal_one_process(tmp_path, weights, structure, optimiser):
+@pytest.mark.parametrize(("structure", "optimizer"), [("net", ADAMW), ("branch", ())])
+def test_ranks_equal_one_process(tmp_path, weights, structure, optimizer):
     """A network of layer norms, whose first layer is frozen, with weights from a file.
 
     Branches add their gradients in another order, and the bias of keys has a gradient of rounding alone, which Adam
     would scale up to the size of any other.
     """
-    given = (*VIT, *optimiser, f"network.pretrained={weights}", f"structure={structure}")
+    given = (*VIT, *optimizer, f"network.pretrained={weights}", f"structure={structure}")
     train(tmp_path / "one", *given)
     run_ranks(3, train_on_rank, 3, tmp_path / "three", given)
     expected, found = (tensors_of(tmp_path / runs / "tiny", STEPS) for runs in ("one", "three"))

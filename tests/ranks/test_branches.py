@@ -58,7 +58,7 @@ WITH_W = [
 BRANCHES = [case for case in CASES if case[1] == "branch"]
 
 
-# Members on ranks (0, 0, 1); one per rank, with the discriminator w beside the last; one per rank, with w alone. In
+# Members on ranks (0, 0, 1); one per rank, with the discriminator w next to the last; one per rank, with w alone. In
 # double precision: ranks add in another order, and a ReLU can turn the last bit of a float32 into another gradient.
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("world_size", "cases"), [(2, CASES), (3, [*BRANCHES, ("afd", "net")]), (4, [*WITH_W, MIXED])])

@@ -32,10 +32,10 @@ def together(world_size, overrides):
     ("world_size", "size", "ranks", "overrides"),
     [
         (5, 3, 2, ()),  # on ranks of their own
-        (4, 4, 3, ("redundancy.terms=both",)),  # beside members
-        (3, 6, "members", ("redundancy.max_pairs=7",)),  # each beside two members
+        (4, 4, 3, ("redundancy.terms=both",)),  # with members
+        (3, 6, "members", ("redundancy.max_pairs=7",)),  # each with two members
         (4, 4, "members", ("method=cebr", "structure=branch")),
-        (5, 4, "all", ()),  # beside members, and on a rank of its own
+        (5, 4, "all", ()),  # with members, and on a rank of its own
         (6, 4, 2, ("method=okddip_dice",)),  # which compares three of four members
         (8, 3, 2, ("ensemble.replicas=2", "ensemble.sync_batch_norm=true")),
     ],

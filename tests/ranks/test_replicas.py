@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dicedist.algorithm.batch import share
-from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronise
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronize
 from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, side_for, weights_of
@@ -56,7 +56,7 @@ def train_on_rank(rank, world_size, cases, replicas, options=(), num_steps=3):
 
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("world_size", "cases"), CASES.items())
-def test_replicas_with_synchronised_batch_norm_equal_one_process(world_size, cases):
+def test_replicas_with_synchronized_batch_norm_equal_one_process(world_size, cases):
     alone = train_on_rank(0, 1, cases, 1)
     by_rank = run_ranks(world_size, train_on_rank, world_size, cases, 2)
     for nth, case in enumerate(cases):
@@ -103,13 +103,13 @@ def test_shares_cover_a_batch_in_order():
 
 
 @pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm2d(4), (6, 4, 3, 3)), (nn.BatchNorm1d(4), (6, 4))])
-def test_synchronised_batch_norm_of_one_replica_is_torchs(norm, shape):
+def test_synchronized_batch_norm_of_one_replica_is_torchs(norm, shape):
     torch.manual_seed(0)
     nn.init.normal_(norm.weight)
     plain = nn.Sequential(norm)
     synced = nn.Sequential(type(norm)(4))
     synced.load_state_dict(plain.state_dict())
-    synchronise(synced, lambda values: values)
+    synchronize(synced, lambda values: values)
     assert isinstance(synced[0], SyncBatchNorm)
     for network in (plain, synced):
         network.double()
@@ -145,15 +145,15 @@ def test_statistics_untouched_leaves_every_kind_of_batch_norm_alone(kind):
 
 def test_a_large_mean_does_not_drown_the_variance():
     synced = nn.Sequential(nn.BatchNorm1d(1))
-    synchronise(synced, lambda values: values)
+    synchronize(synced, lambda values: values)
     inputs = 1e4 + torch.tensor([[-0.5], [0.5], [-0.5], [0.5]])
     torch.testing.assert_close(synced(inputs), torch.tensor([[-1.0], [1.0], [-1.0], [1.0]]), atol=1e-3, rtol=0)
     torch.testing.assert_close(synced[0].running_var, torch.tensor([0.9 + 0.1 / 3]))
 
 
-def test_a_batch_norm_that_cannot_be_synchronised_is_named():
+def test_a_batch_norm_that_cannot_be_synchronized_is_named():
     with pytest.raises(ValueError, match="sync_batch_norm=true needs batch norms with weights.*affine=False"):
-        synchronise(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), lambda values: values)
+        synchronize(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), lambda values: values)
 
 
 def test_a_last_batch_that_leaves_a_replica_without_images_is_refused():

@@ -196,7 +196,7 @@ def test_never_continues_after_a_restart_of_the_same_launch(tmp_path, monkeypatc
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a launch")
     assert train(tmp_path, "resume=never", after_step=asked_after(1))
     with pytest.raises(ValueError, match="holds a run already"):
-        build(tmp_path, "resume=never")  # started again with the same id, as torchrun's is unless it is told one
+        build(tmp_path, "resume=never")  # started again with the same id, torchrun's default
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert build(tmp_path, "resume=never").done == 2
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another launch")

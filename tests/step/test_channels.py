@@ -67,7 +67,7 @@ def test_served_photos_are_gray():
 
 def test_evaluated_again_but_not_with_corruptions(run):
     evaluate.run([f"run={run}"])
-    with pytest.raises(ValueError, match="shift=corruptions: it is made for RGB"):
+    with pytest.raises(ValueError, match="shift=corruptions: it needs RGB"):
         evaluate.run([f"run={run}", "shift=corruptions"])
 
 

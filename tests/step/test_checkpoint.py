@@ -1,4 +1,4 @@
-"""What a checkpoint is on the disk, what reading one refuses, and what a failing disk does to a run."""
+"""Checkpoints: their files, the damage that reading refuses, and the effect of a failing disk on a run."""
 
 import errno
 import json
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_safetensors_is_an_error_of_one_line(tmp_path):
         checkpoint.tensors_of(checkpoint.read(path.parent, only=[]), "member-0", a_part().module)
 
 
-def test_optimiser_state_of_another_shape_is_refused(tmp_path):
+def test_optimizer_state_of_another_shape_is_refused(tmp_path):
     part = a_part()
     tensors = checkpoint.snapshot(part) | {"optimizer.square_avg.0.bias": torch.zeros(4)}
     files = checkpoint.write_part(checkpoint.partial(tmp_path, 1), part.name, tensors)

@@ -45,7 +45,7 @@ def test_every_member_in_one_head_is_the_mean_and_a_constant():
 
 
 def test_the_teacher_predicts_what_its_ensemble_predicts(teacher):
-    """Also for students whose inputs are normalised otherwise, as those of pretrained networks are."""
+    """Also for students whose inputs are normalized otherwise, as those of pretrained networks are."""
     ensemble = Ensemble.load(teacher)
     config = compose_config([*STUDENT, f"teacher.run={teacher}"])
     plain = sources.load(config.data)
@@ -81,7 +81,7 @@ def test_another_teacher_is_refused(tmp_path, teacher):
     shutil.copytree(teacher, copy)
     train.run([*keys, f"teacher.run={copy}"])
     shutil.rmtree(sorted((copy / "checkpoints").iterdir())[-1])  # it is now as it was some steps before
-    with pytest.raises(ValueError, match="is not the one that .*student has learnt from so far: bring back its check"):
+    with pytest.raises(ValueError, match="is not the one that .*student has learned from so far: bring back its check"):
         train.run([*keys, f"teacher.run={copy}", "max_steps=4"])
 
 

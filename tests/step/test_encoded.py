@@ -36,7 +36,7 @@ def test_it_is_trained_and_evaluated(tmp_path, root):
     assert json.loads((tmp_path / "tiny" / "evaluation.json").read_text())["num_inputs"] == 8
     assert 'id="gallery"' in (tmp_path / "tiny" / "report.html").read_text()
     export.run([f"run={tmp_path / 'tiny'}", "format=safetensors", f"output={tmp_path / 'one.safetensors'}"])
-    for saved in (tmp_path / "tiny", tmp_path / "one.safetensors"):  # normalised as the weights want it, not the data
+    for saved in (tmp_path / "tiny", tmp_path / "one.safetensors"):  # normalized as the weights want it, not the data
         about = Ensemble.load(saved).about
         assert (tuple(about.mean), tuple(about.std)) == tuple(map(published.pretrained_cfg.get, ("mean", "std")))
 

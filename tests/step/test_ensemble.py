@@ -132,7 +132,7 @@ def test_answers_what_the_evaluation_measured(finished, images, monkeypatch):
 @pytest.mark.parametrize("name", ["dice_x_w", "energy"])
 @pytest.mark.parametrize("finished", ["dice"], indirect=True)
 def test_another_ood_score_is_measured_or_read_from_what_was_kept(finished, images, tmp_path, name):
-    """predict calibrates it anew on the logits and readings that the evaluation kept; evaluate measures it."""
+    """predict calibrates the score on the logits and readings that the evaluation kept; evaluate measures it."""
     asked = {"ood_score": name}
     ensemble = load_ensemble(Run.open(finished.run), asked=asked, tell=print)
     own = evaluated(finished.run, tmp_path, f"calibration.ood_score={name}")
@@ -255,7 +255,7 @@ def test_real_images(tmp_path, real_data):
 
 
 def test_checkpoint_that_does_not_describe_its_source(tmp_path, monkeypatch):
-    """As in older checkpoints: the images give the normalisation, unless they have changed."""
+    """Older checkpoints are like this: the images give the normalization, unless they have changed."""
     described = load_ensemble(Run.open(train_briefly(tmp_path)), tell=print).about
     start = Saver.start
 

@@ -27,6 +27,7 @@ TINY = [
     "network=resnet8",
     "ensemble.size=3",
     "data.train_limit=96",
+    "data.test_limit=250",
     "batch_size=32",
     "epochs=1",
     "tracking=none",

@@ -1,4 +1,4 @@
-"""What rank 0 holds does not grow with the training set: not while it trains, validates, or is evaluated."""
+"""The memory of rank 0 does not grow with the training set, in training, validation and evaluation."""
 
 import os
 import subprocess

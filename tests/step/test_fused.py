@@ -1,4 +1,4 @@
-"""A method with a fused classifier: what it predicts is measured, predicted and exported beside the members' mean."""
+"""A fused classifier is measured, used by predict and exported, in addition to the members' mean."""
 
 import json
 

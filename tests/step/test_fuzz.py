@@ -146,12 +146,12 @@ def too_slow(number, frame):
 
 
 def state_of(folder):
-    """What nobody may change by reading."""
+    """Return the files and contents that no reader may change."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
 def fuzz(folder, seconds, seed):
-    """How often each file was read."""
+    """Damage and read files for this time; return how often each was read."""
     draws, deadline, cases = random.Random(seed), time.monotonic() + seconds, {}
     known = readers(folder)
     before = signal.signal(signal.SIGALRM, too_slow)

@@ -122,7 +122,7 @@ def taught_members(hosted):
 
 
 def watch_lessons(step):
-    """By member with a companion: the gradients at the steps of its second optimiser, and of the companion's."""
+    """By member with a companion: the gradients at the steps of its second optimizer, and of the companion's."""
     seen = {}
     for member, part in enumerate(taught_members(step.hosted)):
         companion, found = part.companion, ({}, {})

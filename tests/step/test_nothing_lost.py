@@ -1,4 +1,4 @@
-"""What surrounds the training is verified: records, prepared images, names of checkpoints, changed keys."""
+"""Checks around the training: records, prepared images, names of checkpoints, changed keys."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_records_that_are_harmed_while_a_run_is_down_are_mended(stopped, referen
 
 
 def test_a_gap_that_cannot_be_mended_is_named(stopped, capsys, monkeypatch):
-    """As with a checkpoint that was made before it kept a copy."""
+    """Checkpoints of earlier versions keep no copy of the records."""
     monkeypatch.setattr(checkpoint, "unpack_records", lambda found: None)
     stopped.records_file.write_text("")
     build(stopped.directory.parent)

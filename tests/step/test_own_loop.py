@@ -221,7 +221,7 @@ def test_refusals(build, line):
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("name", ["vceb", "vib", "adp", "dml", "cl_ilr", "one", "okddip"])
 def test_losses_and_their_gradients_equal_the_references(name):
-    """As the reference defines them: plain lines, one input at a time where that is the definition."""
+    """The references are plain lines, one input at a time if that is the definition."""
     draws = generator(CPU, 0, "losses")
     M, D = 3, 5
     logits, means = (torch.randn(M, B, n, generator=draws).requires_grad_() for n in (K, D))

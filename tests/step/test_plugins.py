@@ -12,7 +12,7 @@ M, D, K, B = 2, 8, 3, 6
 
 
 class Points(Dataset):
-    """As dicts for the Trainer, as tuples for Lightning."""
+    """Points in the plane: dicts for the Trainer, tuples for Lightning."""
 
     def __init__(self, size, named):
         draws = torch.Generator().manual_seed(0)

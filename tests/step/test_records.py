@@ -1,4 +1,4 @@
-"""What training writes: the contract of record names with the report, and the lines that a person sees."""
+"""The output of training: the record names that the report reads, and the lines on the console."""
 
 import fcntl
 import json

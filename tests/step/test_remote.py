@@ -42,7 +42,7 @@ def remote(between, tmp_path):
 
 
 def train(folder, *overrides, stop_after=None, monkeypatch=None):
-    """As the command does; whether it was stopped."""
+    """Train as the command does; return whether it was stopped."""
     signals._asked = False
     if stop_after is not None:
         add = Ledger.add

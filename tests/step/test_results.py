@@ -80,7 +80,7 @@ def test_evaluating_an_older_checkpoint_leaves_newer_results(run, capsys):
 
 
 def test_weights_of_a_later_step_are_not_calibrated_by_an_earlier_one(run):
-    """As after `evaluate` in the middle of a training that goes on."""
+    """This happens after `evaluate` in the middle of a training that continues."""
     early = run.result() | {"step": 3, "checkpoint": "of step 3"}
     run.write_result(early)
     told = []

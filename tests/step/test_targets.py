@@ -53,14 +53,14 @@ def test_balanced_weights_have_mean_one_over_the_inputs():
         Loss.of(compose_config(["loss.class_weights=[1,2]"]).loss, 0, (4,), [1, 3, 4], CPU)
 
 
-def test_mixup_of_neighbours():
+def test_mixup_of_neighbors():
     images = torch.randn(5, 3, 4, 4)
     mixed = Mixing(0.75).of_inputs(images)
     for row, partner in enumerate([1, 0, 3, 2, 4]):  # the last has none
         torch.testing.assert_close(mixed[row], 0.75 * images[row] + 0.25 * images[partner])
 
 
-def test_cutmix_shows_a_box_of_the_neighbour():
+def test_cutmix_shows_a_box_of_the_neighbor():
     images = torch.randn(2, 3, 8, 8)
     mixed = Mixing(1 - 8 / 64, (4, 8, 2, 4)).of_inputs(images)
     inside = torch.zeros(8, 8, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What tests share; no test imports another test."""
+"""Code that tests share; no test imports another test."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What new users do, in a real bash: commands as README, docs and --help print them, made small by keys behind them."""
+"""Journeys of new users in a real bash: commands of README, docs and --help, made small by additional keys."""
 
 import os
 import re
@@ -72,12 +72,12 @@ def picture(kind: int, rng: np.random.Generator) -> Image.Image:
     image = blurred.resize((width, height), Image.Resampling.BICUBIC)
     side = 0.7 * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    box, colour = (left, top, left + side, top + side), tuple(int(value) for value in rng.integers(0, 256, 3))
+    box, color = (left, top, left + side, top + side), tuple(int(value) for value in rng.integers(0, 256, 3))
     draw = ImageDraw.Draw(image)
     if kind == 0:
-        draw.rectangle(box, fill=colour)
+        draw.rectangle(box, fill=color)
     elif kind == 1:
-        draw.polygon([(left + side / 2, top), (left + side, top + side), (left, top + side)], fill=colour)
+        draw.polygon([(left + side / 2, top), (left + side, top + side), (left, top + side)], fill=color)
     else:
-        draw.ellipse(box, fill=colour)
+        draw.ellipse(box, fill=color)
     return image

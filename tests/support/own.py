@@ -1,4 +1,4 @@
-"""What a user of the library brings along: a network, a dataset and a method, in a module that ranks can import."""
+"""Objects of a user: a network, a dataset and a method, in a module that ranks can import."""
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Features(nn.Module):
 class Squares(torch.utils.data.Dataset):
     """Images as torchvision's ToTensor makes them; the first color shows the class."""
 
-    classes = ["dark", "grey", "light"]
+    classes = ["dark", "gray", "light"]
 
     def __init__(self, size=96, seed=0):
         draws = np.random.default_rng(seed)

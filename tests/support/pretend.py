@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from dicedist.algorithm.networks.batch_norm import synchronise
+from dicedist.algorithm.networks.batch_norm import synchronize
 from dicedist.cluster import exchange
 from dicedist.cluster.exchange import Exchange
 
@@ -111,7 +111,7 @@ class Stream:
 
 
 class Graph:
-    """A CUDA graph: what was recorded is not computed then, and computed anew on the same memory at every replay.
+    """A CUDA graph. The recording computes nothing; every replay computes the recorded calls on the same memory.
 
     Numbers of Python stay as they were. A generator that the graph does not know is an error, as on a GPU.
     """
@@ -432,7 +432,7 @@ class PretendNccl:
             (dist, "all_reduce", self.post_all_reduce),
             (exchange, "DistributedDataParallel", functools.partial(Replicated, self)),
             # torch's own has kernels on GPUs only
-            (Exchange, "synchronise", lambda exchange, module: synchronise(module, exchange.sum_over_replicas)),
+            (Exchange, "synchronize", lambda exchange, module: synchronize(module, exchange.sum_over_replicas)),
         ):
             self.patches.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -533,7 +533,7 @@ def what_waits_for_ever(posted):
 
 
 def goes_through(begun, rank, message):
-    """Whether the other end has begun; both ends are then done."""
+    """Return whether the other end has begun; then both ends are done."""
     other = begun[message.peer]
     first = next((m for m in begun[rank] if (m.sends, m.peer) == (message.sends, message.peer)), None)
     if not isinstance(other, list) or first is not message:

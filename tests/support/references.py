@@ -1,6 +1,6 @@
 """Every method's loss, written out plainly (docs/methods.md): one process, one autograd graph, for tests only.
 
-A loss is a function of `told`: per member, what it computed from the batch (mean, scale, z, logits, pooled), with
+A loss is a function of `given`: per member, its outputs for the batch (mean, scale, z, logits, pooled), with
 gradients. It returns named parts: a list has one value per member, a tensor is a joint part that every member reports.
 """
 
@@ -23,7 +23,7 @@ class Ensemble:
         self.companions, self.averaged = companions, averaged
 
     def encode(self, x, noise):
-        told = []
+        given = []
         self.x = x = x.detach().clone().requires_grad_()
         stem = self.trunk(x) if self.trunk else None
         for member, draws in zip(self.members, noise, strict=True):
@@ -35,28 +35,28 @@ class Ensemble:
                 scale = F.softplus(member.bottleneck.scale(mean))
                 z = mean + torch.randn(mean.shape, generator=draws) * scale
             pooled = split if split.dim() == 2 else split.mean(3).mean(2)
-            told.append(
+            given.append(
                 SimpleNamespace(mean=mean, scale=scale, z=z, logits=member.classifier(z), pooled=pooled, map=last)
             )
-        return told
+        return given
 
-    def parts(self, told, y, now, draws):
+    def parts(self, given, y, now, draws):
         """The named parts of the loss from all terms, and the redundancy, which is not a named part."""
         parts, redundancy = {}, 0.0
         for term, options in self.config.method.terms.items():
             if term == "redundancy":
-                redundancy = self.redundancy(told, y, now, options["conditional"], draws)
+                redundancy = self.redundancy(given, y, now, options["conditional"], draws)
             elif term == "dibs":
-                parts |= dibs_parts(self, told, y, now, **options)
-                redundancy = self.dibs(told, now, draws, **options)
+                parts |= dibs_parts(self, given, y, now, **options)
+                redundancy = self.dibs(given, now, draws, **options)
             else:
-                parts |= TERMS[term](self, told, y, now, **options)
+                parts |= TERMS[term](self, given, y, now, **options)
         return parts, redundancy
 
     def gradients(self, x, y, now, noise, draws):
         """The named parts, and d(total)/d(every parameter) by part of the ensemble."""
-        told = self.encode(x, noise)
-        parts, redundancy = self.parts(told, y, now, draws)
+        given = self.encode(x, noise)
+        parts, redundancy = self.parts(given, y, now, draws)
         total = sum(sum(part) if isinstance(part, list) else part for part in parts.values()) + redundancy
         modules = {f"member-{i}": member for i, member in enumerate(self.members)}
         modules |= {name: module for name, module in (("trunk", self.trunk), ("shared", self.shared)) if module}
@@ -69,9 +69,9 @@ class Ensemble:
 
     def lessons(self, x, noise):
         """Of AFD: by member, L_G and L_D, and their gradients by every parameter of encoder and discriminator."""
-        told, found = self.encode(x, noise), []
+        given, found = self.encode(x, noise), []
         for i, (member, judge) in enumerate(zip(self.members, self.companions, strict=True)):
-            own, peer = told[i].map, told[i - 1].map.detach()
+            own, peer = given[i].map, given[i - 1].map.detach()
             fool = ((1 - judge_of(judge, own)) ** 2).mean()
             tell = ((1 - judge_of(judge, peer)) ** 2).mean() + (judge_of(judge, own.detach()) ** 2).mean()
             taught, learning = dict(member.encoder.named_parameters()), dict(judge.named_parameters())
@@ -82,10 +82,12 @@ class Ensemble:
             )
         return found
 
-    def redundancy(self, told, y, now, conditional, draws):
+    def redundancy(self, given, y, now, conditional, draws):
         """delta r / (M' - 1) * sum over pairs of the chosen terms; a student is not among the M' compared."""
         settings, S, R = self.config.redundancy, self.config.redundancy.num_samples, self.config.redundancy.negatives
-        compared = told[:-1] if self.config.method.terms.get("okddip", {"leader": False}).get("leader", True) else told
+        compared = (
+            given[:-1] if self.config.method.terms.get("okddip", {"leader": False}).get("leader", True) else given
+        )
         M, (B, D) = len(compared), compared[0].mean.shape
         y = y if conditional else torch.zeros_like(y)
 
@@ -124,10 +126,10 @@ class Ensemble:
                 total = total - torch.log(torch.exp(log_fs).mean())
         return self.w.delta * now.ramp_up / (M - 1) * total
 
-    def dibs(self, told, now, draws, kl):
+    def dibs(self, given, now, draws, kl):
         """delta r / (M - 1) * sum over pairs of L_G, with D of two vectors side by side."""
-        settings, M, S = self.config.redundancy, len(told), self.config.redundancy.num_samples
-        shape = (S, M, *told[0].mean.shape)
+        settings, M, S = self.config.redundancy, len(given), self.config.redundancy.num_samples
+        shape = (S, M, *given[0].mean.shape)
 
         def log_d(first, second, sign):
             rest = self.w.network.rest
@@ -138,7 +140,7 @@ class Ensemble:
 
         def samples():
             noise = torch.randn(shape, generator=draws)
-            return [[t.mean + t.scale * noise[s, i] for i, t in enumerate(told)] for s in range(S)]
+            return [[t.mean + t.scale * noise[s, i] for i, t in enumerate(given)] for s in range(S)]
 
         z, again = samples(), samples()
         apart = [log_d(z[s][i], z[s][j], 1) for s in range(S) for i in range(M) for j in range(M) if i != j]
@@ -185,70 +187,70 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def cross_entropy(ensemble, told, y, now):
-    return {"cross_entropy": [ce(t.logits, y) for t in told]}
+def cross_entropy(ensemble, given, y, now):
+    return {"cross_entropy": [ce(t.logits, y) for t in given]}
 
 
-def bottleneck(ensemble, told, y, weight, row):
+def bottleneck(ensemble, given, y, weight, row):
     kls = []
-    for member, t in zip(ensemble.members, told, strict=True):
+    for member, t in zip(ensemble.members, given, strict=True):
         b = torch.stack([member.bottleneck.prior_KD[row(label)] for label in y])
         kls.append((0.5 * (t.scale**2 - torch.log(t.scale**2) - 1 + (t.mean - b) ** 2)).sum(1).mean())
-    return cross_entropy(ensemble, told, y, None) | {"compression": [weight * value for value in kls]}
+    return cross_entropy(ensemble, given, y, None) | {"compression": [weight * value for value in kls]}
 
 
-def vceb(ensemble, told, y, now):
-    return bottleneck(ensemble, told, y, 1 / math.exp(now.log_beta), lambda label: label)
+def vceb(ensemble, given, y, now):
+    return bottleneck(ensemble, given, y, 1 / math.exp(now.log_beta), lambda label: label)
 
 
-def vib(ensemble, told, y, now):
-    return bottleneck(ensemble, told, y, 1 / (math.exp(now.log_beta) + 1), lambda label: 0)
+def vib(ensemble, given, y, now):
+    return bottleneck(ensemble, given, y, 1 / (math.exp(now.log_beta) + 1), lambda label: 0)
 
 
-def adp(ensemble, told, y, now, alpha, beta, ramp_up=False):
+def adp(ensemble, given, y, now, alpha, beta, ramp_up=False):
     r = now.ramp_up if ramp_up else 1.0
     entropies, volumes = [], []
     for n, label in enumerate(y.tolist()):
-        p = [torch.softmax(t.logits[n], 0) for t in told]
+        p = [torch.softmax(t.logits[n], 0) for t in given]
         average = mean(p)
         entropies.append(-(average * torch.log(average + 1e-20)).sum())
         rows = [torch.cat([q[:label], q[label + 1 :]]) for q in p]
         N = torch.stack([row / row.norm() for row in rows])
-        volumes.append(torch.log(torch.det(N @ N.T + 1e-6 * torch.eye(len(told)))))
+        volumes.append(torch.log(torch.det(N @ N.T + 1e-6 * torch.eye(len(given)))))
     return {"entropy": -r * alpha * mean(entropies), "volume": -r * beta * mean(volumes)}
 
 
-def dml(ensemble, told, y, now, ramp_up=False):
+def dml(ensemble, given, y, now, ramp_up=False):
     r = now.ramp_up if ramp_up else 1.0
-    p = [torch.softmax(t.logits, 1) for t in told]
+    p = [torch.softmax(t.logits, 1) for t in given]
     return {"mutual": [r * mean(kl(p[j].detach(), p[i]) for j in range(len(p)) if j != i) for i in range(len(p))]}
 
 
-def cl_ilr(ensemble, told, y, now, temperature):
+def cl_ilr(ensemble, given, y, now, temperature):
     """Dividing the trunk's gradient by M at the branching point divides the gradients of the whole trunk by M."""
-    teachers = [mean(t.logits for t in told if t is not own).detach() for own in told]
-    losses = [kd(t.logits, teacher, temperature) for t, teacher in zip(told, teachers, strict=True)]
+    teachers = [mean(t.logits for t in given if t is not own).detach() for own in given]
+    losses = [kd(t.logits, teacher, temperature) for t, teacher in zip(given, teachers, strict=True)]
     return {"distillation": [now.ramp_up * loss for loss in losses]}
 
 
-def one(ensemble, told, y, now, temperature):
+def one(ensemble, given, y, now, temperature):
     gate = ensemble.shared["gate"]
     if ensemble.trunk:
-        opened = told[0].pooled @ gate.linear.weight.T + gate.linear.bias
+        opened = given[0].pooled @ gate.linear.weight.T + gate.linear.bias
     else:
-        columns = [t.pooled @ gate.linear.weight[i] + gate.linear.bias[i] for i, t in enumerate(told)]
+        columns = [t.pooled @ gate.linear.weight[i] + gate.linear.bias[i] for i, t in enumerate(given)]
         opened = torch.stack(columns, 1)
     normal = (opened - opened.mean(0)) / torch.sqrt(opened.var(0, unbiased=False) + 1e-5)
     g = torch.softmax(torch.relu(normal * gate.norm.weight + gate.norm.bias), 1)
-    z_e = sum(g[:, i : i + 1] * t.logits for i, t in enumerate(told))
-    distilled = [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in told]
+    z_e = sum(g[:, i : i + 1] * t.logits for i, t in enumerate(given))
+    distilled = [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in given]
     return {"ensemble_cross_entropy": ce(z_e, y), "distillation": distilled}
 
 
-def okddip(ensemble, told, y, now, temperature, leader=True):
+def okddip(ensemble, given, y, now, temperature, leader=True):
     """A joint part, of which the student reports only its own share."""
     q, k = ensemble.shared["query"], ensemble.shared["key"]
-    peers, student = (told[:-1], told[-1]) if leader else (told, None)
+    peers, student = (given[:-1], given[-1]) if leader else (given, None)
     among = 0.0
     for a in peers:
         energy = torch.stack([(q(a.mean) * k(b.mean)).sum(1) for b in peers], 1)
@@ -258,8 +260,8 @@ def okddip(ensemble, told, y, now, temperature, leader=True):
     return {"distillation": now.ramp_up * (among + taught)}
 
 
-def kdcl(ensemble, told, y, now, temperature, teacher, weight=1.0, ramp_up=True):
-    z, rows = [t.logits.detach() for t in told], []
+def kdcl(ensemble, given, y, now, temperature, teacher, weight=1.0, ramp_up=True):
+    z, rows = [t.logits.detach() for t in given], []
     for n, label in enumerate(y.tolist()):
         if teacher == "naive":
             rows.append(min((z_i[n] for z_i in z), key=lambda row: float(-torch.log_softmax(row, 0)[label])))
@@ -269,25 +271,25 @@ def kdcl(ensemble, told, y, now, temperature, teacher, weight=1.0, ramp_up=True)
             weights = ensemble.shared["weights"].weights_M
             rows.append(sum(w * z_i[n] for w, z_i in zip(weights, z, strict=True)))
     factor = weight * (now.ramp_up if ramp_up else 1.0)
-    return {"distillation": [factor * kd(t.logits, torch.stack(rows), temperature) for t in told]}
+    return {"distillation": [factor * kd(t.logits, torch.stack(rows), temperature) for t in given]}
 
 
-def pixel_gradients(ensemble, told, y):
+def pixel_gradients(ensemble, given, y):
     """By member, [B, pixels], each differentiable."""
-    losses = [ce(t.logits, y) * len(y) for t in told]
+    losses = [ce(t.logits, y) * len(y) for t in given]
     return [torch.autograd.grad(loss, ensemble.x, create_graph=True)[0].flatten(1) for loss in losses]
 
 
-def gal(ensemble, told, y, now, weight):
-    g, logs = pixel_gradients(ensemble, told, y), []
+def gal(ensemble, given, y, now, weight):
+    g, logs = pixel_gradients(ensemble, given, y), []
     for n in range(len(y)):
         cosines = [a[n] @ b[n] / (a[n].norm() * b[n].norm()) for a, b in combinations(g, 2)]
         logs.append(torch.log(sum(torch.exp(cosine) for cosine in cosines) + 1e-20))
-    return {"alignment": len(told) * weight * mean(logs)}
+    return {"alignment": len(given) * weight * mean(logs)}
 
 
-def gpmr(ensemble, told, y, now, phase, magnitude):
-    g, M, phases, magnitudes = pixel_gradients(ensemble, told, y), len(told), [], []
+def gpmr(ensemble, given, y, now, phase, magnitude):
+    g, M, phases, magnitudes = pixel_gradients(ensemble, given, y), len(given), [], []
     for n in range(len(y)):
         cosines = [a[n] @ b[n] / (a[n].norm() * b[n].norm()) for a, b in combinations(g, 2)]
         phases.append(mean((cosine + 1 / (M - 1)) ** 2 for cosine in cosines))
@@ -296,73 +298,73 @@ def gpmr(ensemble, told, y, now, phase, magnitude):
     return {"phase": phase * mean(phases), "magnitude": magnitude * mean(magnitudes)}
 
 
-def pcl(ensemble, told, y, now, temperature):
-    dense, M = ensemble.shared["fusion"].dense, len(told)
-    z_e = torch.cat([t.mean for t in told], 1) @ dense.weight.T + dense.bias
-    z = [t.logits.detach() for t in ensemble.averaged.encode(ensemble.x, told)]
+def pcl(ensemble, given, y, now, temperature):
+    dense, M = ensemble.shared["fusion"].dense, len(given)
+    z_e = torch.cat([t.mean for t in given], 1) @ dense.weight.T + dense.bias
+    z = [t.logits.detach() for t in ensemble.averaged.encode(ensemble.x, given)]
     return {
         "ensemble_cross_entropy": ce(z_e, y),
-        "distillation": [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in told],
+        "distillation": [now.ramp_up * kd(t.logits, z_e.detach(), temperature) for t in given],
         "peers": [
-            now.ramp_up * mean(kd(t.logits, z[j], temperature) for j in range(M) if j != i) for i, t in enumerate(told)
+            now.ramp_up * mean(kd(t.logits, z[j], temperature) for j in range(M) if j != i) for i, t in enumerate(given)
         ],
     }
 
 
-def ffl(ensemble, told, y, now, temperature, weight_decay):
+def ffl(ensemble, given, y, now, temperature, weight_decay):
     """The fusion in plain lines: depthwise 3x3, 1x1, each with batch norm and ReLU, mean over pixels, dense."""
     depth, norm_1, _, point, norm_2, _, _, _, dense = ensemble.w.network.layers
-    h = torch.cat([t.map for t in told], 1)
-    h = torch.relu(normalised(F.conv2d(h, depth.weight, padding=1, groups=h.shape[1]), norm_1))
-    h = torch.relu(normalised(torch.einsum("bchw,oc->bohw", h, point.weight[:, :, 0, 0]), norm_2))
+    h = torch.cat([t.map for t in given], 1)
+    h = torch.relu(normalized(F.conv2d(h, depth.weight, padding=1, groups=h.shape[1]), norm_1))
+    h = torch.relu(normalized(torch.einsum("bchw,oc->bohw", h, point.weight[:, :, 0, 0]), norm_2))
     z_f = h.mean((2, 3)) @ dense.weight.T + dense.bias
-    z = mean(t.logits for t in told)
+    z = mean(t.logits for t in given)
     return {
-        "distillation": [now.ramp_up * kd(t.logits, z_f.detach(), temperature) for t in told],
+        "distillation": [now.ramp_up * kd(t.logits, z_f.detach(), temperature) for t in given],
         "fusion/cross_entropy": ce(z_f, y),
         "fusion/distillation": now.ramp_up * kd(z_f, z.detach(), temperature),
     }
 
 
-def afd(ensemble, told, y, now, temperature, rates, weight_decay, spares_norms, ramp_up):
-    """What the run's own optimiser lowers; the rest is in `lessons`."""
+def afd(ensemble, given, y, now, temperature, rates, weight_decay, spares_norms, ramp_up):
+    """The loss of the run's own optimizer; the other losses are in `lessons`."""
     r = now.ramp_up if ramp_up else 1.0
-    return {"distillation": [r * kd(t.logits, told[i - 1].logits.detach(), temperature) for i, t in enumerate(told)]}
+    return {"distillation": [r * kd(t.logits, given[i - 1].logits.detach(), temperature) for i, t in enumerate(given)]}
 
 
 def judge_of(judge, h):
     first, norm, _, last, _ = judge.layers
-    h = F.leaky_relu(normalised(F.conv2d(h, first.weight, stride=2, padding=1), norm), 0.2)
+    h = F.leaky_relu(normalized(F.conv2d(h, first.weight, stride=2, padding=1), norm), 0.2)
     return torch.sigmoid((h * last.weight).sum((1, 2, 3)) + last.bias)
 
 
-def normalised(h, norm):
+def normalized(h, norm):
     """By the batch, as in training."""
-    centred = h - h.mean((0, 2, 3), keepdim=True)
-    scaled = centred / torch.sqrt((centred**2).mean((0, 2, 3), keepdim=True) + 1e-5)
+    centered = h - h.mean((0, 2, 3), keepdim=True)
+    scaled = centered / torch.sqrt((centered**2).mean((0, 2, 3), keepdim=True) + 1e-5)
     return scaled * norm.weight[:, None, None] + norm.bias[:, None, None]
 
 
-def dibs_parts(ensemble, told, y, now, kl):
-    parts = cross_entropy(ensemble, told, y, now)
+def dibs_parts(ensemble, given, y, now, kl):
+    parts = cross_entropy(ensemble, given, y, now)
     if kl == "explicit":
         weight = 1 / (math.exp(now.log_beta) + 1)
-        kls = [(0.5 * (t.scale**2 - torch.log(t.scale**2) - 1 + t.mean**2)).sum(1).mean() for t in told]
+        kls = [(0.5 * (t.scale**2 - torch.log(t.scale**2) - 1 + t.mean**2)).sum(1).mean() for t in given]
         parts["compression"] = [weight * value for value in kls]
     return parts
 
 
-def distill(ensemble, told, y, now, temperature, labels, target):
+def distill(ensemble, given, y, now, temperature, labels, target):
     """Input by input: the teacher's mean probabilities, or those of its member of the same number."""
     tau, taught, parts = temperature, teacher_of_three(ensemble.x.detach()), []
-    for i, t in enumerate(told):
+    for i, t in enumerate(given):
         total = 0.0
         for n in range(len(y)):
             p = [torch.softmax(z / tau, 0) for z in taught[n]]
             p, q = p[i] if target == "members" else sum(p) / len(p), torch.softmax(t.logits[n] / tau, 0)
             total = total + (p * (torch.log(p) - torch.log(q))).sum()
         parts.append((1 - labels) * tau**2 * total / len(y))
-    own = {"cross_entropy": [labels * F.cross_entropy(t.logits, y) for t in told]} if labels else {}
+    own = {"cross_entropy": [labels * F.cross_entropy(t.logits, y) for t in given]} if labels else {}
     return {"distillation": parts, **own}
 
 

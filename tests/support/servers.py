@@ -31,7 +31,14 @@ def free_port():
 def a_run(directory, *overrides):
     """The folder of a run that has just started."""
     directory.mkdir()
-    settings = ["data=shapes", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null"]
+    settings = [
+        "data=shapes",
+        "data.test_limit=250",
+        "network=resnet8",
+        "ensemble.size=2",
+        "run.name=tiny",
+        "tracking.model=null",
+    ]
     Run(directory).save_config(compose_config([*settings, *overrides]))
     (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
     record(directory, range(1, 4))
@@ -77,11 +84,11 @@ class Server:
 
 
 class Between:
-    """Stands between clients and a server, and answers as it is told: well, slow, broken, half or gone.
+    """A proxy between clients and a server. `behave` sets its answers: well, slow, broken, half or gone.
 
     slow: a byte every five seconds, so that a client's own limit on silence never strikes. broken: 500. half: the
     server receives the request, and the connection breaks within its answer. gone: nobody listens.
-    Of a bucket: full: nothing more can be written. cut, flipped: what is written loses its second half, or a bit.
+    For a bucket: full: nothing more can be written. cut, flipped: uploads lose their second half, or one bit.
     """
 
     def __init__(self, server_port):
@@ -182,7 +189,7 @@ def error_of_s3(status, code):
 
 
 def read_message(connection, bodiless=False):
-    """A request or an answer of HTTP; the connection serves no other, which both sides are told."""
+    """Read a request or an answer of HTTP, and mark it as the last one of its connection."""
     content = b""
     while b"\r\n\r\n" not in content:
         content += received(connection)

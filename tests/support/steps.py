@@ -59,7 +59,7 @@ def batch_at(step, size=B, width=None, side=16):
 
 
 def share_of(batch, step):
-    """What the loader of the step's rank gives it: a replica's rows, or no images on a rank without members."""
+    """Return the batch that the loader of this rank would give: a replica's rows, or no images without members."""
     placement, rank = step.exchange.placement, step.exchange.rank
     if not placement.members_on(rank):
         return replace(batch, images=[])

@@ -21,7 +21,8 @@ from dicedist.training.listeners import Listener
 
 # 12 steps in 4 epochs; records, checkpoints and validations fall on different steps.
 TINY = [
-    "data=shapes", "data.train_limit=48", "data.pipeline=torch", "batch_size=16", "network=resnet8", "ensemble.size=2",
+    "data=shapes", "data.train_limit=48", "data.test_limit=250", "data.pipeline=torch", "batch_size=16",
+    "network=resnet8", "ensemble.size=2",
     "epochs=4", "log.every_steps=4", "checkpoint.every_steps=5", "evaluate.every_epochs=2", "run.name=tiny",
     "tracking=none",
 ]  # fmt: skip
@@ -92,7 +93,7 @@ def records_of(run):
 
 
 def assert_same_run(run, reference, step=STEPS):
-    """Bit for bit: weights, optimisers, memory, and every line of the records."""
+    """Bit for bit: weights, optimizers, memory, and every line of the records."""
     assert_same_tensors(run, reference, step)
     assert (run / "metrics.jsonl").read_text() == (reference / "metrics.jsonl").read_text()
 

@@ -78,7 +78,7 @@ def test_mistakes_are_one_line(settings, message):
 
 
 def test_our_networks_say_themselves_where_they_are_split():
-    with pytest.raises(ValueError, match="resnet8 says itself where it is split, leave network.split out"):
+    with pytest.raises(ValueError, match="resnet8 defines its own split point: leave out network.split"):
         network("resnet8", split="layer3")
     with pytest.raises(ValueError, match="write network.split=.*layer3.*, or structure=net"):
         _ = network("torchvision/resnet18").trunk
@@ -221,7 +221,7 @@ def test_weights_are_refused_before_ranks_join(weights, tmp_path, monkeypatch):
     assert not (tmp_path / config.run.name).exists()
 
 
-def test_images_are_normalised_as_the_weights_want_them():
+def test_images_are_normalized_as_the_weights_want_them():
     empty = Split(None, torch.zeros(0, dtype=torch.int64))
     source = Source("shapes", ["a"], (0.1, 0.1, 0.1), (0.2, 0.2, 0.2), 32, empty, empty, empty, "")
     random = configured("network=torchvision/resnet18")

@@ -1,4 +1,4 @@
-"""`dicedist clean` shows what may go and how large it is, and removes only what it is told to."""
+"""`dicedist clean` lists files that may be removed, with their sizes, and removes only what the user asks for."""
 
 import pytest
 

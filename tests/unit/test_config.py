@@ -1,4 +1,4 @@
-"""What users may write, and the one-line error that they get for what they may not."""
+"""Settings that users may write, and the one-line errors for all others."""
 
 import re
 
@@ -193,10 +193,10 @@ def test_help_lists_every_choice_and_key(capsys):
         assert text in shown
     for key, remark in (
         ("compile: false", "false | true: torch.compile | graphs"),
-        ("  size: auto", "members; auto: 4, or one for each rank"),
-        ("  pipeline: auto", "auto: DALI where images are decoded"),
+        ("  size: auto", "number of members; auto: 4, or with more than five ranks"),
+        ("  pipeline: auto", "auto: DALI to decode images"),
         ("  uri: null", "null: $MLFLOW_TRACKING_URI"),
-        ("  per_member: null", "names, one for each member"),
+        ("  per_member: null", "names of networks, one for each member"),
     ):
         assert re.search(f"^{key} +# {re.escape(remark)}", shown, re.MULTILINE), key
     assert re.search("^  per_member: false +# true: each member draws its own", shown, re.MULTILINE)

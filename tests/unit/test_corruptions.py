@@ -15,7 +15,7 @@ from dicedist.data.corruptions import BLOCK, OPERATORS, SEVERITIES, corrupt
 
 
 def photographs(N=6, size=32, seed=0):
-    """Smooth colours with edges, as photographs have."""
+    """Smooth colors with edges, as photographs have."""
     draws = np.random.default_rng(seed)
     coarse = draws.integers(0, 256, (N, 5, 5, 3)).astype(np.uint8)
     resized = [Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR) for image in coarse]
@@ -54,18 +54,18 @@ def test_severity_five_changes_more_than_severity_one(name):
 
 @pytest.mark.parametrize(("name", "strengths"), [("gaussian_noise", (0.04, 0.1)), ("speckle_noise", (0.06, 0.2))])
 def test_noise_has_the_deviation_of_cifar_c(name, strengths):
-    grey = np.full((40, 32, 32, 3), 128, np.uint8)
+    gray = np.full((40, 32, 32, 3), 128, np.uint8)
     for severity, strength in zip((1, 5), strengths, strict=True):
-        deviation = corrupt(grey, name, severity).std() / 255
+        deviation = corrupt(gray, name, severity).std() / 255
         expected = strength * (128 / 255 if name == "speckle_noise" else 1)
         assert deviation == pytest.approx(expected, rel=0.03)
 
 
 def test_shot_and_impulse_noise_have_their_rates():
-    grey = np.full((40, 32, 32, 3), 128, np.uint8)
-    assert corrupt(grey, "shot_noise", 5).std() / 255 == pytest.approx((128 / 255 / 50) ** 0.5, rel=0.03)
-    spoilt = corrupt(grey, "impulse_noise", 5)
-    assert [(spoilt == value).mean() for value in (0, 255)] == pytest.approx([0.035, 0.035], rel=0.05)
+    gray = np.full((40, 32, 32, 3), 128, np.uint8)
+    assert corrupt(gray, "shot_noise", 5).std() / 255 == pytest.approx((128 / 255 / 50) ** 0.5, rel=0.03)
+    spoiled = corrupt(gray, "impulse_noise", 5)
+    assert [(spoiled == value).mean() for value in (0, 255)] == pytest.approx([0.035, 0.035], rel=0.05)
 
 
 def hsv(images, change):
@@ -173,9 +173,9 @@ def test_sampling_equals_scipy(border):
     rows, columns = (draws.uniform(-6, 38, (2, 32, 32)).astype(np.float32) for _ in range(2))
     found = corruptions.sampled(x, rows, columns, border)
     for n in range(2):
-        for colour in range(3):
-            expected = ndimage.map_coordinates(x[n, ..., colour], [rows[n], columns[n]], order=1, mode=border)
-            assert found[n, ..., colour] == pytest.approx(expected, abs=1e-4)
+        for color in range(3):
+            expected = ndimage.map_coordinates(x[n, ..., color], [rows[n], columns[n]], order=1, mode=border)
+            assert found[n, ..., color] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_rotation_by_scipy():
@@ -201,7 +201,7 @@ def test_all_nineteen_of_cifar_c_are_there():
 
 
 class TestShift:
-    """What `evaluate shift=` opens."""
+    """The shifted images that `evaluate shift=` opens."""
 
     @pytest.fixture
     def source(self, tmp_path, monkeypatch):

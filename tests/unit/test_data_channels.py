@@ -126,7 +126,7 @@ def test_arrays_of_another_size_are_resized_channel_by_channel(tmp_path, fresh_h
         ({"images": pixels(1) / 255, "labels": LABELS}, "images are float64 [24, 32, 32, 1], and data.channels=1"),
         ({"images": pixels(1), "labels": LABELS[:9]}, "24 images and labels int64 [9]: write a whole number from 0"),
         ({"images": pixels(1), "labels": LABELS - 1}, "24 images and labels int64 [24]: write a whole number from 0"),
-        ({"images": pixels(1), "labels": 0 * LABELS}, "all.npz holds 1 classes, two are the least"),
+        ({"images": pixels(1), "labels": 0 * LABELS}, "all.npz holds 1 classes, at least two are needed"),
     ],
 )
 def test_wrong_arrays_are_refused_in_one_line(tmp_path, fresh_home, data_config, arrays, line):
@@ -183,7 +183,7 @@ def test_shift_and_sets_of_rgb(tmp_path, fresh_home, data_config, photos):
     np.savez(tmp_path / "all.npz", images=pixels(1), labels=LABELS)
     source = load(data_config("arrays", root=str(tmp_path / "all.npz"), channels=1, split="full"))
     for kind in ("corruptions", "rotations", "cifar_c"):
-        with pytest.raises(ValueError, match=f"shift={kind}: it is made for RGB, and the run learned images of 1 chan"):
+        with pytest.raises(ValueError, match=f"shift={kind}: it needs RGB, but the run learned images of 1 chan"):
             open_shift(kind, [1], None, source, tmp_path)
     np.savez(tmp_path / "color.npz", images=pixels(3, 4))
     np.savez(tmp_path / "gray.npz", images=pixels(1, 4)[..., 0])

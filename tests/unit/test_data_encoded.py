@@ -242,12 +242,12 @@ def test_damaged_files_are_named_or_counted(folder, config, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     source = load(config("files", root=str(root), on_corrupt="skip"))
     assert source.train.labels_N.bincount().tolist() == [3, 2, 3] and "left out train/elm/1.jpg" in caplog.text
-    spoilt = root / "train" / "ash" / "spoilt.png"
-    photograph(rng, spoilt, 60, 40)
-    whole = spoilt.read_bytes()
-    spoilt.write_bytes(whole[: len(whole) // 2] + bytes(60) + whole[len(whole) // 2 + 60 :])
+    spoiled = root / "train" / "ash" / "spoiled.png"
+    photograph(rng, spoiled, 60, 40)
+    whole = spoiled.read_bytes()
+    spoiled.write_bytes(whole[: len(whole) // 2] + bytes(60) + whole[len(whole) // 2 + 60 :])
     source = load(config("files", root=str(root), on_corrupt="skip"))  # head and end are as they should be
-    assert source.train.labels_N.bincount().tolist() == [3, 2, 3] and "left out train/ash/spoilt.png" in caplog.text
+    assert source.train.labels_N.bincount().tolist() == [3, 2, 3] and "left out train/ash/spoiled.png" in caplog.text
     last = root / "train" / "oak" / "2.jpg"
     last.write_bytes(b"short")
     with pytest.raises(ValueError, match=r"oak/2.jpg had [\d,]+ bytes at the start, and now has 5"):
@@ -266,8 +266,8 @@ def test_a_list_names_paths_labels_and_splits(folder, config, tmp_path):
     refused("has no column split", [row.rpartition(",")[0] for row in rows], "path,label")
     refused("names no.jpg, which is not in", [*rows, "no.jpg,ash,train"])
     refused("split is 'dev', write train or test", [*rows, "train/ash/02.jpg,ash,dev"])
-    unlabelled = ["train/ash/02.jpg,,train", "train/ash/03.jpg,NaN,train"]
-    refused("list.csv: no label in 2 rows (9, 10): fill or remove them", [*rows, *unlabelled])
+    unlabeled = ["train/ash/02.jpg,,train", "train/ash/03.jpg,NaN,train"]
+    refused("list.csv: no label in 2 rows (9, 10): fill or remove them", [*rows, *unlabeled])
     refused("test has images of 3 of 4 classes", [*rows, "train/ash/02.jpg,fir,train"])
     (folder / "list.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
     source = load(config("files", root=str(folder / "list.csv")))

@@ -32,13 +32,13 @@ def save(image, path, kind):
         exif = Image.Exif()
         exif[0x0112] = 6
         return image.rotate(90, expand=True).save(path.with_suffix(".jpg"), exif=exif, quality=95)
-    elif mode := {"grey.png": "L", "alpha.png": "RGBA", "cmyk.jpg": "CMYK", "palette.png": "P"}.get(kind):
+    elif mode := {"gray.png": "L", "alpha.png": "RGBA", "cmyk.jpg": "CMYK", "palette.png": "P"}.get(kind):
         image = image.convert(mode)
     image.save(path.with_suffix("." + kind.rpartition(".")[2].lower()), quality=95)
 
 
-KINDS = ["colour.jpg", "colour.png", "grey.png", "alpha.png", "cmyk.jpg", "palette.png", "16-bit.png", "rotated.jpg"]
-KINDS += ["colour.bmp", "colour.webp"]
+KINDS = ["color.jpg", "color.png", "gray.png", "alpha.png", "cmyk.jpg", "palette.png", "16-bit.png", "rotated.jpg"]
+KINDS += ["color.bmp", "color.webp"]
 
 
 @pytest.fixture
@@ -145,16 +145,16 @@ def test_decoded_once_and_again_when_a_file_changes(root, data_config, fresh_hom
     assert first.train.images_NHWC.any()  # but still complete for its current users
 
 
-def test_every_kind_keeps_its_colours(originals, tmp_path):
+def test_every_kind_keeps_its_colors(originals, tmp_path):
     image = Image.fromarray(originals["apple"][0]).resize((96, 64), Image.Resampling.BICUBIC)
-    wanted = {kind: image.convert("L").convert("RGB") if kind[0] in "g1" else image for kind in [*KINDS, "colour.gif"]}
+    wanted = {kind: image.convert("L").convert("RGB") if kind[0] in "g1" else image for kind in [*KINDS, "color.gif"]}
     for kind in wanted:
         save(image, tmp_path / kind.split(".")[0], kind)
         (path,) = tmp_path.iterdir()
         ours = decode_file(path, 32)
         path.unlink()
         reference = np.asarray(wanted[kind].crop((16, 0, 80, 64)).resize((32, 32), Image.Resampling.BILINEAR))
-        tolerance = 12 if kind in ("palette.png", "colour.gif", "colour.webp") else 4
+        tolerance = 12 if kind in ("palette.png", "color.gif", "color.webp") else 4
         assert np.abs(ours.astype(int) - reference).mean() < tolerance, kind
 
 
@@ -172,7 +172,7 @@ def empty(root, path):
     [
         (remove, "test", r"test does not exist: data=folder needs train/<class>/\*.jpg and test/<class>/\*.jpg"),
         (remove, "train", "train does not exist: data=folder needs"),
-        (empty, "train", "train holds 0 class folders, two are the least"),
+        (empty, "train", "train holds 0 class folders, at least two are needed"),
         (empty, "train/bear", r"bear holds no images \(.bmp, .gif"),
         (remove, "test/bear", "test lacks the class folders bear, which train has"),
         (remove, "train/bear", "test has the class folders bear, which train lacks"),

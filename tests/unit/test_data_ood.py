@@ -69,7 +69,7 @@ def test_archives_of_the_literature(source, tmp_path, name, folder):
 def test_a_users_own(source, tmp_path, caplog):
     mine = tmp_path / "mine"
     mine.mkdir()
-    Image.new("L", (100, 20), 128).save(mine / "grey.png")
+    Image.new("L", (100, 20), 128).save(mine / "gray.png")
     Image.new("RGB", (20, 20), (10, 20, 30)).save(mine / "small.jpg", quality=100)
     (mine / "broken.jpg").write_bytes(b"no")
     np.savez(tmp_path / "mine.npz", images=np.zeros((5, 64, 40, 3), np.uint8), labels=np.zeros(5))

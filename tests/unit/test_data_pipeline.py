@@ -1,4 +1,4 @@
-"""Both pipelines against torchvision's own crop, flip and normalise, on real images, and against each other."""
+"""Both pipelines against torchvision's own crop, flip and normalize, on real images, and against each other."""
 
 import builtins
 import dataclasses

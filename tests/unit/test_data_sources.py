@@ -36,11 +36,11 @@ def test_cifar_is_what_torchvision_reads(real_data, data_config, name, num_class
     assert source.num_classes == num_classes and source.class_names == dataset.classes
     assert len(source.val) == 0
     levels = torch.arange(256).double() / 255
-    for colour in range(3):
-        share = source.train.images_NHWC[..., colour].flatten().bincount(minlength=256) / (50_000 * 32 * 32)
+    for color in range(3):
+        share = source.train.images_NHWC[..., color].flatten().bincount(minlength=256) / (50_000 * 32 * 32)
         mean = (share * levels).sum()
         std = (share * (levels - mean) ** 2).sum().sqrt()
-        assert (mean.item(), std.item()) == pytest.approx((source.mean[colour], source.std[colour]), abs=6e-5)
+        assert (mean.item(), std.item()) == pytest.approx((source.mean[color], source.std[color]), abs=6e-5)
 
 
 def test_shapes_need_no_files(data_config, fresh_home):

@@ -122,7 +122,7 @@ def test_noise_is_drawn_by_step_and_is_the_same_anywhere(tmp_path, fresh_home, d
         ("a.npz", {"x": X[0]}, "x has the shape [3], write vectors [N, V]"),
         ("a.npz", {"x": np.array([X[0], X[0, :2]] * 20, object)}, "x holds objects, as rows of different widths are"),
         ("a.npz", {"x": X.astype(str)}, "a.npz: x is <U32, write numbers"),
-        ("a.npz", {"y": Y * 0}, "a.npz holds 1 classes, two are the least"),
+        ("a.npz", {"y": Y * 0}, "a.npz holds 1 classes, at least two are needed"),
         ("a.csv", {"x": np.array([["1", "x", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
         ("a.csv", {"x": np.array([["1", "", "2"]] * 40)}, "a.csv: column v1 holds no numbers"),
         ("a.csv", {"x": EMPTY}, "a.csv: column v2 has no number in 2 rows (3, 17): fill or remove them"),

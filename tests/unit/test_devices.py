@@ -115,7 +115,7 @@ def test_a_missing_compiler_is_named(gpus, monkeypatch):
 
 
 def test_compilation_for_a_gpu_needs_c_and_the_headers_of_python(gpus, monkeypatch, tmp_path):
-    """As docs/docker.md installs them: gcc, and not g++, which a CPU needs."""
+    """docs/docker.md installs gcc. It does not install g++, which a CPU needs."""
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)

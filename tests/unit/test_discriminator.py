@@ -81,7 +81,7 @@ def by_autograd(w, compared, targets, weights):
 def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precision_too():
     """Autocast keeps weights in bf16 until its context ends, and several steps are taken inside it."""
 
-    def learnt(forgets):
+    def learned(forgets):
         torch.manual_seed(0)
         w = discriminator()
         w.in_blocks = False
@@ -94,12 +94,12 @@ def test_every_learning_step_reads_the_weights_of_the_one_before_in_half_precisi
         return [parameter.detach() for parameter in w.network.parameters()]
 
     with PretendGpu():  # its autocast is the CPU's
-        pairs = zip(learnt(False), learnt(True), strict=True)
+        pairs = zip(learned(False), learned(True), strict=True)
     assert all(torch.equal(plain, forgetful) for plain, forgetful in pairs)
 
 
 def test_half_precision_is_close_and_its_answer_whole():
-    """As on a GPU with precision=bf16; here on the CPU, without blockwise gradients."""
+    """The computation of a GPU with precision=bf16, here on the CPU without blockwise gradients."""
     torch.manual_seed(0)
     w = discriminator()
     means, labels = torch.randn(3, 16, 8), torch.randint(5, (16,))
@@ -170,10 +170,10 @@ def test_inputs_without_partner_are_counted():
 def correlated(dims, rho, count, num_classes, generator):
     """Gaussian pairs with correlation rho per dimension, given the class."""
     labels = torch.randint(num_classes, (count,), generator=generator)
-    centres = torch.randn(2, num_classes, dims, generator=torch.Generator().manual_seed(7))
+    centers = torch.randn(2, num_classes, dims, generator=torch.Generator().manual_seed(7))
     first = torch.randn(count, dims, generator=generator)
     second = rho * first + math.sqrt(1 - rho**2) * torch.randn(count, dims, generator=generator)
-    means = torch.stack([first, second]) + centres[:, labels]
+    means = torch.stack([first, second]) + centers[:, labels]
     return Features(means, torch.ones_like(means)), labels
 
 
@@ -226,7 +226,7 @@ def test_fresh_estimates_do_not_depend_on_the_scale_of_features(monkeypatch):
 
 
 def test_without_any_partner_there_is_no_estimate():
-    """As with one held-out image per class."""
+    """This happens with one held-out image per class."""
     held_out, _ = correlated(8, 0.5, 3, 3, torch.Generator().manual_seed(0))
     w = Discriminator(CONFIG, 2, 8, 3, conditional=True, seed=0)
     assert estimate(w, held_out, torch.arange(3), w.pairs_P2) is None

@@ -1,4 +1,4 @@
-"""What the docs say exists: bash parses every command, dicedist takes it, files, links and keys are there."""
+"""The docs are true: bash parses every command, dicedist accepts it, and files, links and keys exist."""
 
 import os
 import re

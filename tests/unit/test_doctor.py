@@ -1,4 +1,4 @@
-"""What doctor says of machines that this one is not."""
+"""The verdicts of doctor on machines that this test pretends to be."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Who is blamed when a message fails, and how ranks end together."""
+"""The rank that is blamed when a message fails, and the common end of all ranks."""
 
 import threading
 import time
@@ -119,7 +119,7 @@ def test_a_group_in_which_nobody_works_is_hung_and_the_culprit_is_named(watched,
 
 @pytest.mark.parametrize("works", [True, False])
 def test_a_long_computation_is_work_as_long_as_it_uses_the_processor(watched, monkeypatch, works):
-    """As the measures of a large test set are, on rank 0 while the others wait."""
+    """Rank 0 computes the measures of a large test set while the others wait."""
     monkeypatch.setattr(heartbeat, "LONGER", 1)
     one, ends = watched(timeout=0.2)
     beat(one.store, {1: "1 waiting", 2: "1 waiting"}, 0.1)

@@ -1,4 +1,4 @@
-"""What every measure guarantees: invariance, JSON without NaN, clear refusals; and the layout of the results."""
+"""The guarantees of every measure: invariance, JSON without NaN, clear refusals; and the layout of the results."""
 
 import json
 from itertools import combinations

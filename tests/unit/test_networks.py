@@ -108,7 +108,7 @@ def test_fake_tensors_need_no_memory():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_he_initialisation(name):
+def test_he_initialization(name):
     torch.manual_seed(0)
     for module in build(config(name), SHAPE).modules():
         if isinstance(module, nn.Conv2d):

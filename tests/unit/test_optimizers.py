@@ -1,4 +1,4 @@
-"""Optimisers by name, their parameter groups, clipping and moving averages, against torch's own."""
+"""Optimizers by name, their parameter groups, clipping and moving averages, against torch's own."""
 
 import copy
 
@@ -42,7 +42,7 @@ def descend(module, optimizer, inputs, steps=4, rate=0.05):
         ),
     ],
 )
-def test_optimisers_are_torchs(overrides, torchs):
+def test_optimizers_are_torchs(overrides, torchs):
     module, inputs = quadratic()
     reference = copy.deepcopy(module)
     expected = descend_by(reference, torchs(reference.parameters()), inputs)
@@ -67,7 +67,7 @@ def test_by_default_there_is_one_group_as_ever():
 
 
 class Transformer(nn.Module):
-    """As timm's: positions outside of the sequence of blocks, which it wants without weight decay."""
+    """A network like timm's, with positions outside of the sequence of blocks that get no weight decay."""
 
     def __init__(self):
         super().__init__()

@@ -47,7 +47,7 @@ def test_table(ranks, size, needs_w, host_of, discriminator):
         (6, "auto", False, 3, ((0, 1, 2), (3, 4, 5)), None),
     ],
 )
-def test_replicas_of_a_member_are_neighbours(ranks, size, needs_w, replicas, hosts, discriminator):
+def test_replicas_of_a_member_are_neighbors(ranks, size, needs_w, replicas, hosts, discriminator):
     placement = place(ranks, size, needs_w, replicas)
     assert (placement.hosts, placement.discriminator) == (hosts, discriminator)
     assert [placement.replica_on(rank) for ranks in hosts for rank in ranks] == [*range(replicas)] * len(hosts)
@@ -58,7 +58,7 @@ def test_replicas_of_a_member_are_neighbours(ranks, size, needs_w, replicas, hos
     [
         ((0, 0, 1, 1), 3, ((0,), (1,), (2,)), 3),  # of equal choices the last
         ((0, 0, 0, 1, 1), 4, ((0,), (1,), (3,), (4,)), 2),  # two messages leave a node, not three
-        ((0, 1, 1, 1, 2), 5, ((0,), (1,), (2,), (3,), (4,)), 3),  # beside a member of the largest node
+        ((0, 1, 1, 1, 2), 5, ((0,), (1,), (2,), (3,), (4,)), 3),  # with a member of the largest node
         ((0, 1, 1), 5, ((0,), (0,), (1,), (1,), (2,)), 2),
     ],
 )
@@ -73,7 +73,7 @@ def test_the_discriminator_is_where_most_members_are(node_of, size, hosts, discr
         ((0,) * 6, 4, 2, ((0,), (1,), (2,), (3,)), (4, 5)),  # on ranks of their own
         ((0,) * 6, "auto", 2, ((0,), (1,), (2,), (3,)), (4, 5)),
         ((0, 0, 0, 1, 1, 1, 1), 5, 2, ((0,), (1,), (2,), (3,), (4,)), (5, 6)),
-        ((0,) * 4, 4, 2, ((0,), (1,), (2,), (3,)), (2, 3)),  # beside members
+        ((0,) * 4, 4, 2, ((0,), (1,), (2,), (3,)), (2, 3)),  # with members
         ((0,) * 3, 4, 2, ((0,), (0,), (1,), (2,)), (1, 2)),  # where the fewest are
         ((0,) * 3, 4, "members", ((0,), (0,), (1,), (2,)), (0, 1, 2)),
         ((0,) * 4, "auto", "members", ((0,), (1,), (2,), (3,)), (0, 1, 2, 3)),

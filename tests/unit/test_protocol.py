@@ -1,4 +1,4 @@
-"""Protocols: what they may say, that they are committed before the test set is read, and what their page tells."""
+"""Protocols: their keys, the commit before the test set is read, and their page."""
 
 import re
 import subprocess
@@ -104,7 +104,7 @@ def test_mistakes_are_told_before_any_run(tmp_path, before, after, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_misspelt_name_is_told_the_nearest():
+def test_a_misspelled_name_is_told_the_nearest():
     with pytest.raises(ValueError, match=r"no such protocol \(did you mean cifar10\?\)"):
         read_protocol("cifar1")
 
@@ -157,7 +157,7 @@ BASE, OTHER = [0.70, 0.72, 0.71], [0.73, 0.76, 0.73]
 
 
 def group(label, style, evaluations, folder=None):
-    """Runs that were measured as it is told, with seeds from 0 on."""
+    """Return a group of runs with these evaluations, with seeds from 0 on."""
     runs = [Run(f"{folder or label}/{seed}") for seed in range(len(evaluations))]
     return Group(
         label,

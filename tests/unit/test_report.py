@@ -1,6 +1,5 @@
 """The report: runs written by hand, read back as one page; what is pooled, what is missing, what is refused."""
 
-import functools
 import html
 import json
 import math
@@ -25,7 +24,7 @@ from markupsafe import escape
 from safetensors.torch import save_file
 
 from dicedist import metrics
-from dicedist.config import Config, compose_config
+from dicedist.config import compose_config
 from dicedist.config.plan import Plan
 from dicedist.config.schema import MethodConfig
 from dicedist.evaluation import calibration
@@ -104,7 +103,7 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
         "ood_missing": ["lsun_crop: put ood/lsun_crop.npz somewhere"],
     }
     seen = {"knn": torch.rand(num_inputs, generator=draw)}
-    chosen = calibration.fit(logits_MNK, labels_N, "logits", composed().calibration, seen)
+    chosen = calibration.fit(logits_MNK, labels_N, "logits", compose_config([]).calibration, seen)
     came_to = calibration.tested(chosen, logits_MNK, labels_N, "logits", seen)
     evaluation["calibration"] = {**asdict(chosen), "test": came_to}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
@@ -118,11 +117,6 @@ def write_evaluation(folder: Path, size: int, names: list[str], compares: bool, 
     }
     save_file(gallery, folder / "gallery.safetensors")
     return evaluation
-
-
-@functools.cache
-def composed(*overrides: str) -> Config:
-    return compose_config(overrides)
 
 
 @pytest.fixture
@@ -142,7 +136,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     ) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        made = composed(f"method={method}", "data=shapes", *overrides)
+        made = compose_config([f"method={method}", "data=shapes", *overrides])
         config = replace(made, seed=seed, ensemble=replace(made.ensemble, size=size), epochs=epochs)
         Run(folder).save_config(config)
         draw = torch.Generator().manual_seed(100 * seed + len(name))
@@ -350,7 +344,7 @@ def test_only_what_is_better_beyond_the_deviations_is_bold_or_praised(
     assert "<b>" not in section_of(report(*alone), "summary"), "single runs have no deviation"
 
 
-def test_differences_are_grey_unless_their_interval_leaves_zero_out(
+def test_differences_are_gray_unless_their_interval_leaves_zero_out(
     make_run: MakeRun, report: Callable[..., str]
 ) -> None:
     """Paired by seed, and over inputs from the kept logits: against a plain reading of both."""
@@ -379,7 +373,7 @@ def test_differences_are_grey_unless_their_interval_leaves_zero_out(
     assert "<b>+" in likelihood[2] and "<b>+" in likelihood[3]
 
 
-def test_a_method_has_the_same_colour_on_every_page() -> None:
+def test_a_method_has_the_same_color_on_every_page() -> None:
     assert styles_of(["ind", "dice"]) == [0, 2] and styles_of(["dice", "dice", "ceb"]) == [2, 10, 1]
     assert styles_of(["mine"]) == styles_of(["ind", "mine"])[1:]
     assert [svg.style(place) for place in (2, 10, 18, 26)] == ["s2", "s2 again", "s2 third", "s2 third"]
@@ -564,7 +558,7 @@ def test_nothing_in_results_and_records_becomes_markup(make_run: MakeRun, share:
         try:
             written = page(read_groups([Run.open(folder)]))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            continue  # a command tells so in one line
+            continue  # a command reports it in one line
         pages += 1
         assert_only_our_markup(written)
     assert pages > 0
@@ -613,7 +607,7 @@ def test_many_classes_show_the_hardest_and_list_all(make_run: MakeRun, report: C
     assert len(re.findall(r'<th scope="row">class number \d+</th>', text)) == 30
 
 
-def test_long_curves_are_averaged_over_neighbours() -> None:
+def test_long_curves_are_averaged_over_neighbors() -> None:
     points = [Point(x, Pooled(float(x % 2), 0.5, 2)) for x in range(4 * LONGEST_CURVE)]
     thin = thinned(points)
     assert len(thin) == LONGEST_CURVE

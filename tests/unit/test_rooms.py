@@ -84,7 +84,7 @@ def test_only_run_py_knows_the_names_of_a_runs_files():
 
 
 def test_only_run_py_builds_a_path_inside_a_run():
-    """As `run.directory / ...` does, whatever the variable is called."""
+    """Find `run.directory / ...`, for any name of the variable."""
     owned = {"directory", "checkpoints"}
     assert owned <= {*vars(Results("a")), *dir(Run)}
     joined = [

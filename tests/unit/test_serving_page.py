@@ -66,7 +66,7 @@ def test_triton():
 
 @pytest.mark.parametrize("service", SERVICES, ids=name_of)
 def test_containers_are_kubernetes_own(service):
-    """What KServe passes on to a pod, by the models that the manifests of launch/k8s are checked with."""
+    """KServe passes these fields on to a pod. The models are those that check the manifests of launch/k8s."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
     predictor = service["spec"]["predictor"]
     kserves_own = ("modelFormat", "protocolVersion", "runtime", "storageUri")

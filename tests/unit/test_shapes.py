@@ -1,4 +1,4 @@
-"""The embedded data: the same bytes everywhere, balanced, quick, and nothing but the shape tells the class."""
+"""The generated data: the same bytes everywhere, balanced, quick, and only the shape shows the class."""
 
 import hashlib
 import time
@@ -85,7 +85,7 @@ def _moments(images):
 
 @pytest.mark.parametrize("statistic", [_histogram, _border, _moments])
 def test_nuisances_do_not_tell_the_class(splits, statistic):
-    """On colour, brightness, texture and clutter at the border, a linear classifier stays near chance, 10%."""
+    """On color, brightness, texture and clutter at the border, a linear classifier stays near chance, 10%."""
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=200))
     images, labels = splits["train"]
     classifier.fit(statistic(images).reshape(len(images), -1), labels)

@@ -38,7 +38,7 @@ def example():
     [(TASK["envs"]["ARGUMENTS"], []), (example(), []), ("ensemble.size=7 tracking=mlflow", ["mlflow"])],
 )
 def test_script(tmp_path, arguments, trackers):
-    """What its nodes run, on two machines of four GPUs."""
+    """The script on two machines of four GPUs."""
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')

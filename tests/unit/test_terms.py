@@ -21,8 +21,8 @@ ALL = ScheduleValues(learning_rate=0.1, log_beta=0.0, ramp_up=1.0, covariance=1.
 
 def simplex(num_members):
     """M unit vectors whose pairwise cosines are all -1/(M-1); one input."""
-    centred = torch.eye(num_members, dtype=torch.float64) - 1 / num_members
-    return F.normalize(centred, dim=1)[:, None]
+    centered = torch.eye(num_members, dtype=torch.float64) - 1 / num_members
+    return F.normalize(centered, dim=1)[:, None]
 
 
 def test_kdcl_minlogit_is_never_worse_than_the_best_member():
@@ -166,7 +166,7 @@ def test_an_undecided_judge():
 
 
 def test_a_judge_comes_to_the_share_of_the_peer():
-    """Where it cannot tell them apart, that is one half; where maps are the peer's alone, one."""
+    """If the judge cannot separate the maps, the share is one half; if all maps are the peer's, it is one."""
     draws = torch.Generator().manual_seed(0)
     found = []
     for shift in (0.0, 3.0):

@@ -11,7 +11,7 @@ import pytest
 from tests.support import CHECKOUT
 
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/results/*.md", "docs/tutorials/*.md", "launch/k8s/*.md")
-CLEAN = ("dicedist/**/*.py", *PAGES)
+CLEAN = ("dicedist/**/*.py", "tests/**/*.py", *PAGES)
 BEGINNING = re.compile(r"(What|Whether|Where|Those|As|How|Who|That of)\b")
 BANNED = re.compile(r"\b(told|tells|beside|anew|whence|thence|hears|such a one|those (which|who))\b", re.IGNORECASE)
 
@@ -41,6 +41,14 @@ def test_words_are_plain(pattern: str) -> None:
     texts = {path.relative_to(CHECKOUT).as_posix(): path.read_text() for path in sorted(CHECKOUT.glob(pattern))}
     found = [f"{name}:{fault}" for name, text in texts.items() for fault in faults(text, name.endswith(".py"))]
     assert texts and not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("pattern", PAGES)
+def test_lines_of_pages_fit(pattern: str) -> None:
+    """Lines have at most 120 characters, except rows of tables outside the README, which cannot be broken."""
+    pages = {path.relative_to(CHECKOUT).as_posix(): path.read_text() for path in CHECKOUT.glob(pattern)}
+    lines = [(name, line) for name, text in pages.items() for line in text.splitlines()]
+    assert [one for one in lines if len(one[1]) > 120 and not (one[1][0] == "|" and one[0] != "README.md")] == []
 
 
 def test_faults_are_found() -> None:

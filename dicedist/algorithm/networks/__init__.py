@@ -13,7 +13,7 @@ from dicedist.config.schema import NetworkConfig
 
 __all__ = ["Network", "build", "build_member"]
 
-# Name -> builds the network for so many channels; gathered from the modules of this folder that define some.
+# Name -> function that builds the network for a number of channels; gathered from all modules of this folder.
 NETWORKS: dict[str, Callable[[int], Network]] = {}
 for _module in pkgutil.iter_modules(__path__):
     NETWORKS |= getattr(importlib.import_module(f"{__name__}.{_module.name}"), "NETWORKS", {})
@@ -21,9 +21,9 @@ FOREIGN: dict[str, Callable[[str, str | None, int], Network]] = {"torchvision": 
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
-    """Build a network with random weights: pretrained ones are loaded when a run begins (dicedist.runs.pretrained).
+    """Build a network with random weights. A run loads pretrained weights when it begins (dicedist.runs.pretrained).
 
-    input_shape: of one input, (channels, rows, columns) of an image or (values,) of a vector.
+    input_shape: (channels, rows, columns) of an image, or (values,) of a vector.
     """
     network = whole(config, input_shape)
     if config.enlarge is not None:
@@ -44,7 +44,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
         return FOREIGN[library](name, config.split, input_shape[0])
     if config.split is not None:
         raise ValueError(
-            f"network.split={config.split}: {config.label} says itself where it is split, leave network.split out"
+            f"network.split={config.split}: {config.label} defines its own split point: leave out network.split"
         )
     if config._target_ is not None:
         return from_target(config._target_, config.trusted, input_shape)
@@ -60,7 +60,7 @@ def whole(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
 
 
 def build_member(config: NetworkConfig, member: int, input_shape: tuple[int, ...]) -> Network:
-    """Build the network of one member: `per_member[member]` where members differ."""
+    """Build the network of one member: `per_member[member]` if members differ."""
     if config.per_member is None:
         return build(config, input_shape)
     if member >= len(config.per_member):

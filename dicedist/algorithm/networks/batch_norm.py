@@ -1,7 +1,7 @@
-"""Batch normalisation over the whole batch of a member whose replicas each see a share of it.
+"""Batch normalization over the whole batch of a member, of which each replica sees a share.
 
-torch's SyncBatchNorm does the same on GPUs only, and is used there; this one runs anywhere, so that replicas can be
-compared with a single process.
+torch's SyncBatchNorm does the same on GPUs, and is used there. This one also runs on CPUs, so that tests can compare
+replicas with a single process.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ Total = Callable[[Tensor], Tensor]  # the differentiable sum over all replicas
 
 
 class SyncBatchNorm(nn.Module):
-    """Takes over the weights and statistics of a batch norm, under the same names."""
+    """A batch norm over all replicas. It takes the weights and statistics of a batch norm, under the same names."""
 
     num_batches_tracked: Tensor
     running_mean: Tensor
@@ -24,7 +24,7 @@ class SyncBatchNorm(nn.Module):
 
     def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, total: Total):
         super().__init__()
-        self.norm, self.total = [norm], total  # in a list, or norm would register its parameters too
+        self.norm, self.total = [norm], total  # in a list, so that its parameters are not registered twice
         self.weight, self.bias = norm.weight, norm.bias
         assert norm.momentum is not None
         self.momentum = norm.momentum
@@ -44,22 +44,22 @@ class SyncBatchNorm(nn.Module):
         channels = values.shape[1]
         count, mean_C = sums[-1].detach(), sums[:-1] / sums[-1].detach()
         shape = [1, channels] + [1] * (values.dim() - 2)
-        centred = values - mean_C.view(shape)
-        # In two passes: the mean of squares minus the square of the mean cancels where the mean is large.
-        variance_C = self.total(centred.square().sum(others)) / count
+        centered = values - mean_C.view(shape)
+        # In two passes: the mean of squares minus the square of the mean loses digits if the mean is large.
+        variance_C = self.total(centered.square().sum(others)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean_C, self.momentum)
             self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
         scale_C = self.weight * (variance_C + norm.eps).rsqrt()
-        return (centred * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
+        return (centered * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
 
 
-def synchronise(module: nn.Module, total: Total) -> None:
+def synchronize(module: nn.Module, total: Total) -> None:
     """Replace every batch norm in the module by one over all replicas; its parameters stay the same objects."""
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            synchronise(child, total)
+            synchronize(child, total)
         elif child.affine and child.track_running_stats and child.momentum is not None:
             setattr(module, name, SyncBatchNorm(child, total))
         else:
@@ -77,7 +77,7 @@ def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
 
 @contextlib.contextmanager
 def counted_together(norms: Sequence[nn.BatchNorm1d | nn.BatchNorm2d]) -> Iterator[None]:
-    """Run one forward pass inside the context: its batch norms count the batch in one operation, not each by itself."""
+    """Run one forward pass inside the context: all batch norms count the batch in one operation."""
     counting = [norm._buffers for norm in norms if norm.training]
     counters = [counter for buffers in counting if (counter := buffers[COUNTER]) is not None]
     for buffers in counting:
@@ -93,9 +93,9 @@ def counted_together(norms: Sequence[nn.BatchNorm1d | nn.BatchNorm2d]) -> Iterat
 
 @contextlib.contextmanager
 def statistics_untouched(module: nn.Module) -> Iterator[None]:
-    """Inside the context, batch norms normalize as they do in training, and their running statistics stay.
+    """Inside the context, batch norms normalize as in training, but keep their running statistics unchanged.
 
-    Synchronized batch norms insist on a counter, and count into a copy.
+    Synchronized batch norms need a counter, so they count into a copy.
     """
     kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm | SyncBatchNorm
     norms: list[Any] = [child for child in module.modules() if isinstance(child, kinds)]

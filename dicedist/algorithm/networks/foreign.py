@@ -1,4 +1,4 @@
-"""Networks written elsewhere: torchvision's and timm's by name, the user's own class by its import path."""
+"""Networks written elsewhere: of torchvision and timm by name, of the user by import path."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
@@ -49,7 +49,7 @@ class Unsplit(Network):
 
 
 class AllTrunk(Network):
-    """A network without a split point, all of which branches share: a member owns the head behind its features."""
+    """A network without a split point that branches share as a whole. A member owns the head behind its features."""
 
     def published_name(self, name: str) -> str:
         return name.replace(INSIDE, "", 1).partition(".")[2]  # without trunk
@@ -66,12 +66,12 @@ def from_torchvision(name: str, split: str | None, channels: int) -> Network:
     dense = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not dense:
         raise ValueError(
-            f"torchvision/{name} does not end in a dense layer: wrap it in a class and name that by network._target_"
+            f"torchvision/{name} does not end in a dense layer: wrap it in a class, and name it by network._target_"
         )
     feature_dim = model.get_submodule(dense[-1]).in_features
     model.set_submodule(dense[-1], nn.Identity())
     shown = models.get_model_weights(name).DEFAULT.transforms()
-    inputs = Inputs(colours(shown.mean), colours(shown.std), shown.crop_size[0])
+    inputs = Inputs(colors(shown.mean), colors(shown.std), shown.crop_size[0])
     origin = Origin("torchvision", (dense[-1],), inputs, layers(model))
     return halved(model, feature_dim, f"torchvision/{name}", split, channels, origin)
 
@@ -90,7 +90,7 @@ def from_timm(name: str, split: str | None, channels: int) -> Network:
     origin = Origin(
         "timm",
         (head,) if isinstance(head, str) else tuple(head),
-        Inputs(colours(about["mean"]), colours(about["std"]), about["input_size"][-1]),
+        Inputs(colors(about["mean"]), colors(about["std"]), about["input_size"][-1]),
         layers(model),
         frozenset(spared),
     )
@@ -106,17 +106,17 @@ def read_channels(model: nn.Module, channels: int) -> None:
 
 
 def adapted(weight_OCHW: Tensor, channels: int) -> Tensor:
-    """Return a first layer for another number of channels, made of the layer for RGB, as timm does it.
+    """Return a first layer for another number of channels, made from the layer for RGB, as timm does it.
 
-    One channel: the sum over the colors, so that gray images are answered as if they were RGB. Others: the colors in
-    turn, scaled so that equal values in all channels give the same sum.
+    One channel: the sum over the colors, so that a gray image gives the same output as its RGB copy. Other numbers:
+    the colors in turn, scaled so that equal values in all channels give the same sum.
     """
     if channels == 1:
         return weight_OCHW.sum(1, keepdim=True)
     return weight_OCHW[:, torch.arange(channels) % RGB] * (RGB / channels)
 
 
-def colours(values: Sequence[float]) -> tuple[float, float, float]:
+def colors(values: Sequence[float]) -> tuple[float, float, float]:
     red, green, blue = values
     return red, green, blue
 
@@ -138,7 +138,7 @@ def halved(
 
 
 def from_target(target: str, trusted: bool, input_shape: tuple[int, ...]) -> Network:
-    """Build a network by the user's own class or function, which takes no arguments."""
+    """Build a network by the class or function of the user, which takes no arguments."""
     built = resolve("network", target, trusted)()
     if isinstance(built, Network):
         return built
@@ -161,7 +161,7 @@ def measured_width(network: nn.Module, target: str, input_shape: tuple[int, ...]
     was_training = network.training
     try:
         features = network.eval()(torch.zeros(2, *input_shape))
-    except Exception as error:  # the user's code raises anything
+    except Exception as error:  # code of the user may raise anything
         raise ValueError(
             f"{target} does not take inputs of shape {list(input_shape)}: {' '.join(str(error).split())}"
         ) from error

@@ -1,4 +1,4 @@
-"""Freezes the first layers of a network: their weights and the statistics of their batch norms stay as they are."""
+"""Freeze the first layers of a network: their weights and the statistics of their batch norms stay unchanged."""
 
 import re
 
@@ -11,7 +11,7 @@ STAGE = re.compile(r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)")
 
 
 def freeze(network: Network, until: str) -> None:
-    """until: none, trunk, stem (the first layer), all (but a projection), or the last frozen module, as stage3."""
+    """Freeze up to `until`: none, trunk, stem (the first layer), all (except a projection), or a module, as stage3."""
     if until == "none":
         return
     if until == "trunk":
@@ -34,7 +34,7 @@ def freeze(network: Network, until: str) -> None:
 
 
 def frozen_norms(module: nn.Module) -> list[nn.Module]:
-    """The batch norms whose weights are frozen: they normalise by their running statistics in training too."""
+    """Return the batch norms with frozen weights. They use their running statistics in training too."""
     return [
         child
         for child in module.modules()

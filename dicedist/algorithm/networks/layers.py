@@ -1,4 +1,4 @@
-"""The layers of any network, in their order: what learns more slowly towards the images, and what may be frozen."""
+"""The layers of any network, in order. Learning rates may fall towards the images, and first layers may be frozen."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,12 +8,12 @@ Layers = Sequence[Collection[str]]  # names of parameters, layer by layer from t
 
 
 def layers(network: nn.Module) -> list[list[str]]:
-    """The names of a network's parameters, layer by layer in their order.
+    """Return the names of the parameters of a network, layer by layer.
 
-    A layer is an element of a sequence: a block of a ViT, of a ResNet's stage; a stage of a ConvNeXt. What lies between
-    such layers is a layer too: the stem with positions and tokens, the last norm.
+    A layer is an element of a sequence: a block of a ViT, a block in a stage of a ResNet, a stage of a ConvNeXt. The
+    modules between such elements form layers too: the stem with positions and tokens, the last norm.
     """
-    found: list[tuple[bool, list[str]]] = []  # whether it is an element of a sequence, its parameters
+    found: list[tuple[bool, list[str]]] = []  # is it an element of a sequence? and its parameters
 
     def add(element: bool, names: list[str]) -> None:
         if names and (element or not found or found[-1][0]):

@@ -27,7 +27,7 @@ def mlp(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
 
 
 def add_head(network: Network, config: NetworkConfig) -> None:
-    """Put dense layers behind the features of a network, and a narrower last one where feature_dim says so."""
+    """Put dense layers behind the features of a network. The last one has feature_dim outputs, if that is set."""
     assert config.width is not None and config.norm is not None
     layers, features = hidden(config, network.feature_dim), config.width
     if config.feature_dim is not None:

@@ -1,6 +1,6 @@
-"""The shape of every network: a trunk that branches may share, then the member's own tail, which ends in features.
+"""The shape of every network: a trunk that branches may share, then a tail of the member, which ends in features.
 
-What a tail ends with behind its last map, a pooling without weights, is kept apart, so that the map can be read.
+The pooling at the end of a tail has no weights and is a module of its own, so that methods can read the last map.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dicedist.algorithm.networks.layers import Layers, layers
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images that a network's published weights were trained on: scaled to 0..1, then normalised."""
+    """The images on which the published weights of a network were trained: scaled to 0..1, then normalized."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -25,7 +25,7 @@ class Inputs:
 class Origin:
     """Facts about a network that was written elsewhere."""
 
-    library: str = ""  # torchvision, timm; empty: the network is ours, or the user's
+    library: str = ""  # torchvision or timm; empty for networks of dicedist and of the user
     head: tuple[str, ...] = ()  # the name of the classifier, which published weights contain
     inputs: Inputs | None = None
     layers: Layers = ()  # under their published names, before the network was split
@@ -36,7 +36,7 @@ INSIDE = "at_larger_size."  # in the names of parameters of `Enlarged`
 
 
 class Enlarged(nn.Module):
-    """The first layers of a network, shown images of more pixels: CIFAR's, for weights that know larger images."""
+    """The first layers of a network, fed with enlarged images (CIFAR) for weights that were trained on larger ones."""
 
     def __init__(self, inside: nn.Module, size: int):
         super().__init__()
@@ -48,15 +48,15 @@ class Enlarged(nn.Module):
 
 class Outputs(NamedTuple):
     features_BD: Tensor
-    trunk_BCHW: Tensor | None  # the output of the trunk; of a branch, its input; None without a split point
+    trunk_BCHW: Tensor | None  # the output of the trunk (for a branch, its input); None without a split point
     map_BCHW: Tensor | None  # the last map before pooling; None if the network has none
 
 
 class Network(nn.Module):
     """Maps images [B, C, H, W] or vectors [B, V] to features [B, feature_dim]; the classifier belongs to the member.
 
-    The trunk's output is [B, trunk_dim, h, w], [B, trunk_dim] of vectors, or of another shape, with trunk_dim 0.
-    Several tails may read it, so a tail must not write to it in place.
+    The output of the trunk is [B, trunk_dim, h, w], or [B, trunk_dim] for vectors. For other shapes trunk_dim is 0.
+    Several tails may read this output, so no tail may overwrite it in place.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Network(nn.Module):
         return features_BD if self.projection is None else self.projection(features_BD)
 
     def branch(self) -> "Network":
-        """The member's own part when the trunk is shared: a network that reads the trunk's output."""
+        """Return the part that a member owns if the trunk is shared: a network that reads the output of the trunk."""
         own = Network(nn.Identity(), self.tail, self.feature_dim, self.trunk_dim, self.origin)
         own.pool, own.projection = self.pool, self.projection
         return own
@@ -94,12 +94,12 @@ class Network(nn.Module):
 
     @property
     def extractor(self) -> list[nn.Parameter]:
-        """The parameters behind the last map, as far as they are not frozen."""
+        """Return the parameters behind the last map that are not frozen."""
         halves = (*self.trunk.parameters(), *self.tail.parameters())
         return [parameter for parameter in halves if parameter.requires_grad]
 
     def layers(self) -> list[list[str]]:
-        """The names of its parameters, layer by layer; the projection is none of them."""
+        """Return the names of the parameters, layer by layer, without the projection."""
         names = [name for name, _ in self.named_parameters() if not name.startswith("projection.")]
         if not self.origin.library:
             return [kept for layer in layers(self) if (kept := [name for name in layer if name in names])]
@@ -107,17 +107,17 @@ class Network(nn.Module):
         return [kept for layer in self.origin.layers if (kept := [ours[name] for name in layer if name in ours])]
 
     def published_name(self, name: str) -> str:
-        """The name of a tensor in weights of this network that were saved elsewhere: a library knows no halves."""
+        """Return the published name of a tensor. Published weights know neither trunk nor tail."""
         name = name.replace(INSIDE, "", 1)
         return name.partition(".")[2] if self.origin.library else name
 
     def no_weight_decay(self) -> set[str]:
-        """The names of parameters that timm's networks exempt from weight decay."""
+        """Return the names of the parameters that timm exempts from weight decay."""
         return {name for name, _ in self.named_parameters() if self.published_name(name) in self.origin.undecayed}
 
 
 def unpooled(tail: nn.Module) -> tuple[nn.Module, nn.Module | None]:
-    """A tail up to its last map, and the pooling that follows; None if the tail does not end in one without weights."""
+    """Split a tail into the modules up to its last map, and its pooling; None if it has no pooling without weights."""
     layers = tail if isinstance(tail, nn.Sequential) else nn.Sequential()
     pools = [place for place, layer in enumerate(layers) if isinstance(layer, nn.AdaptiveAvgPool2d)]
     if not pools or layers[pools[-1] :].state_dict():
@@ -126,7 +126,7 @@ def unpooled(tail: nn.Module) -> tuple[nn.Module, nn.Module | None]:
 
 
 def project(network: Network, feature_dim: int) -> None:
-    """Put a dense layer and a norm behind the features, so that there are feature_dim of them."""
+    """Put a dense layer and a norm behind the features, so that the network has feature_dim features."""
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     norm = nn.BatchNorm1d(feature_dim) if has_batch_norm else nn.LayerNorm(feature_dim)
     network.projection = nn.Sequential(nn.Linear(network.feature_dim, feature_dim), norm)
@@ -134,7 +134,7 @@ def project(network: Network, feature_dim: int) -> None:
 
 
 class GlobalPool(nn.AdaptiveAvgPool2d):
-    """The mean over all pixels. torch's own changes the strides of its result, which costs backward two kernels."""
+    """The mean over all pixels. The pooling of torch changes strides, which costs two more kernels in backward."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -144,7 +144,7 @@ class GlobalPool(nn.AdaptiveAvgPool2d):
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """No bias (a batch norm follows), size kept at stride 1, He initialisation."""
+    """Return a convolution that keeps the size at stride 1, without bias (a batch norm follows), He-initialized."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer

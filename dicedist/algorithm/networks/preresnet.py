@@ -13,7 +13,7 @@ EXPANSION = 4
 
 
 class PreActivationBottleneck(nn.Module):
-    """Unlike a wide ResNet's, the projection shortcut reads the raw input."""
+    """A bottleneck block. Its projection shortcut reads the raw input, unlike the one of a wide ResNet."""
 
     def __init__(self, inputs: int, planes: int, stride: int) -> None:
         super().__init__()

@@ -19,10 +19,10 @@ class Block(nn.Module):
 
 
 def resnet(channels: int, blocks: int, bottleneck: bool = False) -> Network:
-    """`blocks` in each of the three stages: 1, 3 and 5 basic blocks make ResNet-8, -20 and -32.
+    """Build a ResNet with `blocks` in each of its three stages: 1, 3 and 5 basic blocks make ResNet-8, -20 and -32.
 
-    The paper's ResNet-110 (D=256, 1.73 M parameters) has 18 bottleneck blocks per stage, whatever its name says. That
-    of Chen et al. and Wu and Gong, 2020, whose figures it quotes, has 12 (1.17 M).
+    The ResNet-110 of the paper (D=256, 1.73 M parameters) has 18 bottleneck blocks per stage, although its name
+    suggests 12. The ResNet-110 of Chen et al. and Wu and Gong, 2020, whose figures the paper quotes, has 12 (1.17 M).
     """
     expansion = 4 if bottleneck else 1
     stem = nn.Sequential(conv(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True))

@@ -1,7 +1,7 @@
-"""Cuts any network behind one of its modules: a trunk that branches may share, and a tail.
+"""Cut any network behind one of its modules: into a trunk that branches may share, and a tail.
 
-The network's forward is traced down to the split point, all other modules are taken whole. Both halves keep the names
-of their parameters.
+The forward pass is traced down to the split point; all other modules stay whole. Both halves keep the names of their
+parameters.
 """
 
 import inspect
@@ -29,7 +29,7 @@ class Tracer(fx.Tracer):
 def cut(
     model: nn.Module, at: str, name: str, opaque: Collection[Callable[..., Any]] = ()
 ) -> tuple[nn.Module, nn.Module]:
-    """Trace a network. name: for messages. opaque: functions that are not traced into."""
+    """Trace a network and cut it behind the module `at`. name: for messages. opaque: functions that stay whole."""
     if at not in dict(model.named_modules()):
         raise ValueError(
             f"network.split={at}: {name} has no such module, write one of {', '.join(split_points(model))}"
@@ -37,7 +37,7 @@ def cut(
     try:
         _, *others = inspect.signature(model.forward).parameters.values()  # all but the images keep their defaults
         graph = Tracer(at, opaque).trace(model, concrete_args={option.name: option.default for option in others})
-    except Exception as error:  # a forward may do anything with its proxies
+    except Exception as error:  # a forward pass may do anything with its proxies
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ValueError(f"network.split={at}: {name} cannot be traced ({reason}); write structure=net") from error
     found = [node for node in graph.nodes if node.op == "call_module" and node.target == at]
@@ -91,7 +91,7 @@ def second_half(model: nn.Module, graph: fx.Graph, start: fx.Node, options: Opti
 
 
 def split_points(model: nn.Module) -> list[str]:
-    """Return the split points that timm names, else the top modules and the stages one below, if they have weights."""
+    """Return the split points that timm names; else the top modules with weights, and the stages inside them."""
     named: Any = getattr(model, "feature_info", None)
     if isinstance(named, list) and named:
         return [entry["module"] for entry in named if "module" in entry]
@@ -103,8 +103,8 @@ def split_points(model: nn.Module) -> list[str]:
 
 
 def width_of(trunk: nn.Module, channels: int, size: int) -> int:
-    """The channels of a trunk's output [B, C, h, w]; 0 if it is of another shape. Nothing is computed."""
-    # Not with torch's fake tensors: they start threads of autograd, and a process that has them cannot be forked.
+    """Return the channels of a trunk's output [B, C, h, w], without computing it; 0 for other shapes."""
+    # Not with torch's fake tensors: they start autograd threads, and a process with such threads cannot be forked.
     tensors = {name: value.to("meta") for name, value in (*trunk.named_parameters(), *trunk.named_buffers())}
     with torch.no_grad():
         shape = functional_call(trunk, tensors, torch.empty(2, channels, size, size, device="meta")).shape

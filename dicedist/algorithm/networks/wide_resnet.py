@@ -22,7 +22,7 @@ class PreActivationBlock(nn.Module):
 
 
 def wide_resnet(channels: int, blocks: int, widen: int) -> Network:
-    """`blocks` in each of the three stages: WRN-28-2 has 4, widened by 2."""
+    """Build a wide ResNet with `blocks` in each of its three stages: WRN-28-2 has 4, widened by 2."""
     widths = [16 * widen, 32 * widen, 64 * widen]
     stem = conv(channels, 16, 3)
     return Network(

@@ -4,16 +4,24 @@ The module of a term defines a class `Term`. Its options come from the method's 
 
     class Term(Objective):
         sends = ("logits",)                      # fields that every member must see of its peers
-        def fields(self, view): ...              # additional fields, besides means, scales and logits
+        def fields(self, view): ...              # fields that a member sends in addition to mean, scale and logits
         def __call__(self, view, now): ...       # named parts of one member's loss, to be added up
 
+In every step, `fields` is called for each member on the rank that hosts it. Then the fields are sent, and the
+counterpart answers. Then `__call__` is called for each member, and its loss is differentiated. A *view* is all that a
+term sees of one member. *now* holds the values of the schedules at this step. A *field* is a tensor [B, ...] that a
+member sends.
+
 Members are coupled only through the fields that they send. Each member evaluates a joint loss with its own fields
-differentiable and its peers' fields constant, which gives exactly its own partial derivative. A parameter that members
-share (a trunk, a gate, an attention) acts on each member's own fields only, so summing its gradients over members
-gives the whole derivative, and nothing is counted twice. A module that acts on several members' fields at once is a
-part of its own, hosted like the discriminator (CounterpartTerm): it reads fields, and answers every member. A module
-that one member needs for itself, and that has a loss and an optimizer of its own, is the member's companion. A term
-that reads more of a member than its features and logits names a probe (dicedist.algorithm.probes).
+differentiable and its peers' fields constant. This gives exactly its own partial derivative. A parameter that members
+share (a trunk, a gate, an attention) acts on each member's own fields only, so the sum of its gradients over members
+is the whole derivative.
+
+Three kinds of modules go beyond this:
+counterpart   acts on the fields of several members at once, answers every member, and learns (CounterpartTerm). It
+              may have a rank of its own, as the discriminator w.
+companion     lives with one member, and has a loss and an optimizer of its own (the D_i of AFD).
+probe         reads more of a member than its features and logits (dicedist.algorithm.probes).
 
 Legend: M members, B inputs, D features, K classes.
 """
@@ -49,7 +57,7 @@ class View:
     own: Encoding
     targets: Targets
     shared: nn.ModuleDict | None = None  # the modules that all members share
-    fields: Mapping[int, Fields] = field(default_factory=dict)  # by member: its own with gradient, its peers' constant
+    fields: Mapping[int, Fields] = field(default_factory=dict)  # by member; the fields of peers are constant
     answers: Answers = field(default_factory=Answers)  # of the counterpart
 
     def as_records(self, values: Mapping[str, Tensor]) -> Values:
@@ -93,7 +101,7 @@ class Objective:
     min_members: int = 1
     follows: tuple[str, ...] = ()  # schedules that the term depends on, besides the learning rate
     mixes: ClassVar[bool] = False  # the loss is defined for mixup and CutMix
-    probes: ClassVar[tuple[type[Probe], ...]] = ()  # what the term reads of a member beyond features and logits
+    probes: ClassVar[tuple[type[Probe], ...]] = ()  # what the term reads beyond features and logits
 
     def __call__(self, view: View, now: ScheduleValues) -> dict[str, Tensor]:
         """Return named parts of the member's loss, each a scalar with its weight applied; none by default."""
@@ -103,7 +111,7 @@ class Objective:
         """Raise a ValueError if the term cannot train these members; networks: one per member, without weights."""
 
     def prior_rows(self, num_classes: int) -> int | None:
-        """Return the number of means of the bottleneck's backward encoder; None: the term needs no bottleneck."""
+        """Return how many means b the bottleneck has (one per class in VCEB, 1 in VIB); None: no bottleneck."""
         return None
 
     def student(self, num_members: int) -> int | None:

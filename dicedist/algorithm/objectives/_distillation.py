@@ -1,4 +1,4 @@
-"""Distillation, for methods whose members learn from predictions: KD(s <- t) in docs/methods.md."""
+"""Distillation, KD(s <- t): the logits s of a student approach the logits t of a teacher."""
 
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,8 +1,8 @@
 """Gradients of each member's cross-entropy with respect to the pixels, shared by GAL and GPMR.
 
 A member sends g_i = d CE_i / d x of every input. The member differentiates the joint loss through its own g_i, which
-takes second derivatives, and holds its peers' gradients constant. In training mode batch norm lets one input's loss
-depend on the others; g_n is the gradient of the sum over the batch, as in public implementations.
+takes second derivatives, and holds its peers' gradients constant. In training mode batch norm makes the loss of
+an input depend on the others. So g_i is the gradient of the sum over the batch, as in public implementations.
 
 Legend: M members, B inputs, X pixels, P pairs of members.
 """
@@ -20,7 +20,7 @@ from dicedist.algorithm.objectives import Objective, View
 from dicedist.algorithm.probes import Probe, refuse_settings
 from dicedist.config.schema import Config
 
-TINY = 1e-8  # below which a gradient has no direction
+TINY = 1e-8  # a gradient with a smaller norm has no direction
 
 
 class Pixels(Probe):

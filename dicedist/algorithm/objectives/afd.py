@@ -32,7 +32,7 @@ SLOPE = 0.2
 
 
 class Judge(Companion):
-    """D_i. Batch norm keeps no running statistics, as only training uses D_i. Real and fake maps pass separately."""
+    """The adversary D_i. Batch norm keeps no running statistics: only training uses D_i. Real and fake pass apart."""
 
     def __init__(self, member: int, peer: int, shape: MapShape, rates: Knots, weight_decay: float, spares_norms: bool):
         super().__init__()

@@ -1,7 +1,7 @@
 """Collaborative learning with intermediate-level representation sharing (Song and Chai, 2018), for branches.
 
-loss_i = CE_i + r KD(z_i <- mean of the others' logits), with peers held constant. The gradient is divided by M
-at the output of the trunk.
+loss_i = CE_i + r KD(z_i <- mean of the others' logits), with peers held constant. At the output of the trunk
+the gradient is divided by M.
 """
 
 from torch import Tensor

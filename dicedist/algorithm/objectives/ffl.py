@@ -3,9 +3,10 @@
 sum_i CE_i + CE(z_f) + r [sum_i KD(z_i <- z_f) + KD(z_f <- mean_i z_i)], with every teacher held constant. z_f are the
 logits of the fusion: all members' last maps side by side, a depthwise 3x3 convolution, a 1x1 convolution to C channels,
 each with batch norm and ReLU, then average pooling and a dense layer. The fusion acts on all members at once, so it is
-their counterpart. It reads maps and logits, minimizes CE(z_f) + r KD(z_f <- mean z), and answers z_f and the gradient
-of this loss in every map. It uses the run's optimizer with its own weight decay. The authors' code has two branches.
-More branches, and members with different numbers of channels, are the obvious extension: C is then the largest number.
+their counterpart. It reads maps and logits, minimizes CE(z_f) + r KD(z_f <- mean z), and answers with z_f and with
+the gradient of this loss in every map. It uses the run's optimizer with its own weight decay. The authors' code has
+two branches. More branches, and members with different numbers of channels, are the obvious extension: C is then the
+largest number.
 
 Legend: M members, B inputs, C channels, K classes, X values of a map.
 """
@@ -63,7 +64,7 @@ class FusedClassifier(Counterpart):
         self.network, self.temperature, self.settings = Fusion(shapes, num_classes), temperature, settings
 
     def answers(self, read: Read, targets: Targets, now: ScheduleValues, key: StepKey) -> tuple[Answers, Values]:
-        """Compute z_f and the gradients in the maps. The same backward pass leaves the gradients that `study` uses."""
+        """Compute z_f and the gradients in the maps. `study` uses the gradients of the same backward pass."""
         self.network.zero_grad(set_to_none=True)
         maps_MBX = read["map"].detach().requires_grad_()
         fused_BK = to_float32(self.network(maps_MBX.unbind()))

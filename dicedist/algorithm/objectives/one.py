@@ -35,8 +35,8 @@ class Gate(nn.Module):
         row = slice(member, member + 1)
         opened_B1 = F.linear(pooled_BC, self.linear.weight[row], self.linear.bias[row])
         # Normalized by hand, because torch's batch norm rejects a batch of one, with which an epoch may end.
-        centred_B1 = opened_B1 - opened_B1.mean(0)
-        normalized_B1 = centred_B1 * (centred_B1.square().mean(0) + self.norm.eps).rsqrt()
+        centered_B1 = opened_B1 - opened_B1.mean(0)
+        normalized_B1 = centered_B1 * (centered_B1.square().mean(0) + self.norm.eps).rsqrt()
         return F.relu(normalized_B1 * self.norm.weight[row] + self.norm.bias[row])
 
 

@@ -1,4 +1,4 @@
-"""Redundancy between members' features, equations 4 and 6 of the paper; with a student, only among the others.
+"""Redundancy between the features of members, equations 4 and 6 of the paper. A student is not compared.
 
 The term adds no loss to a member: the gradient comes from the discriminator, which reads the members' features.
 """

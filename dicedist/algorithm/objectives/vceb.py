@@ -1,7 +1,9 @@
 """Variational conditional entropy bottleneck, equation 2 of the paper.
 
-The KL is the paper's, with a sign error in its appendix corrected (docs/choices.md, 1); beta is scheduled as log(beta)
-(docs/choices.md, 3).
+loss = CE(logits, y) + (1/beta) KL(N(mean, scale^2) || N(b(y), 1)), with a learned mean b(y) for each class.
+
+The appendix of the paper prints the KL with a sign error, which is corrected here (docs/choices.md, 1). beta is
+scheduled as log(beta) (docs/choices.md, 3).
 """
 
 from typing import Any
@@ -58,7 +60,7 @@ def gaussian_divergence(
 
 
 class DivergenceOfSoftplus(torch.autograd.Function):
-    """The divergence; its gradients take half of the kernels that autograd would launch.
+    """The divergence, with gradients that take half of the kernels that autograd would launch.
 
     Far below zero softplus(x) is exp(x), and its logarithm is x: finite, with a gradient. The scale is passed twice,
     for its logarithm and for its square, so that autograd adds the two gradients in the order of earlier versions.

@@ -1,4 +1,4 @@
-"""Variational information bottleneck, equation 8 of the paper: VCEB with one backward mean for all classes."""
+"""Variational information bottleneck, equation 8 of the paper: VCEB with the same mean b for all classes."""
 
 from torch import Tensor
 

@@ -29,7 +29,7 @@ from dicedist.algorithm.schedules import Knots, piecewise_linear
 from dicedist.config.schema import sample_name
 
 Images = Callable[[], Iterator[Tensor]]
-Labelled = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+Labeled = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class TrainingSet:
     """Batches for the work after the last step."""
 
     augmented: Images
-    plain: Labelled
-    held_out: Labelled
+    plain: Labeled
+    held_out: Labeled
 
 
 class Collector(nn.Module):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.schedules import Knots
-from dicedist.algorithm.trajectories import Collector, Kind, Labelled, Surroundings, TrainingSet
+from dicedist.algorithm.trajectories import Collector, Kind, Labeled, Surroundings, TrainingSet
 
 GRID = torch.logspace(-2, 1, 25).tolist()
 
@@ -114,11 +114,11 @@ def moved(member: Member, step: dict[str, Tensor], scale: float) -> Member:
 
 
 @torch.no_grad()
-def best_scale(member: Member, steps: Sequence[dict[str, Tensor]], held_out: Labelled) -> float:
+def best_scale(member: Member, steps: Sequence[dict[str, Tensor]], held_out: Labeled) -> float:
     return max(GRID, key=lambda scale: held_out_likelihood([moved(member, step, scale) for step in steps], held_out))
 
 
-def held_out_likelihood(samples: Sequence[Member], held_out: Labelled) -> float:
+def held_out_likelihood(samples: Sequence[Member], held_out: Labeled) -> float:
     total = 0.0
     for images, labels_B in held_out():
         p_BK = torch.stack([sample.eval()(images).softmax(1) for sample in samples]).mean(0)
@@ -126,7 +126,7 @@ def held_out_likelihood(samples: Sequence[Member], held_out: Labelled) -> float:
     return total
 
 
-def kronecker_factors(member: Member, batches: Labelled) -> dict[str, Factors]:
+def kronecker_factors(member: Member, batches: Labeled) -> dict[str, Factors]:
     """Sum the factors over all inputs in evaluation mode; the order of the inputs does not matter."""
     network = copy.deepcopy(member).requires_grad_(True).eval()
     found: dict[str, Factors] = {}

@@ -1,7 +1,7 @@
 """Images in arrays, with any number of channels: data.root=FILE.npz, or a FOLDER as in LAYOUTS.
 
-Images are uint8 [N, H, W, C], gray ones also [N, H, W]. Labels are whole numbers [N] from 0, and an .npz may hold their
-class_names. Images of another size than data.size are scaled and cropped as photographs are.
+Images are uint8 [N, H, W, C]; gray images may be [N, H, W]. Labels are whole numbers [N] from 0. An .npz may hold their
+class_names. Images of another size than data.size are scaled and cropped like photographs.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from dicedist.data.prepared import NewArray, Prepared, prepare
 from dicedist.data.reading import SPLITS, shown
 from dicedist.data.sets.vectors import counted, divided, readable
 
-LAYOUTS: tuple[dict[str, tuple[str, ...]], ...] = (  # the files of each split, or of both, called train
+LAYOUTS: tuple[dict[str, tuple[str, ...]], ...] = (  # the files of each split; or one file for both, called train
     {split: (f"{split}.npz",) for split in SPLITS},
     {split: (f"{split}_images.npy", f"{split}_labels.npy") for split in SPLITS},
     {"train": ("images.npy", "labels.npy")},
 )
-BLOCK = 1024  # images whose mean and deviation are taken at a time
+BLOCK = 1024  # images per block when mean and deviation are computed
 
 
 def prepare_arrays(config: DataConfig, root: Path) -> Prepared:
@@ -34,7 +34,7 @@ def prepare_arrays(config: DataConfig, root: Path) -> Prepared:
         if names is None:
             names = counted(found["train"][1].tolist(), first, "class_names in an .npz")
         if len(names) < 2:
-            raise ValueError(f"{first} holds {len(names)} classes, two are the least")
+            raise ValueError(f"{first} holds {len(names)} classes, at least two are needed")
         rows = {split: (images_NHWC, labels_N) for split, (images_NHWC, labels_N, _) in found.items()}
         if len(files) == 1:
             rows = divided(*rows["train"], None, config, first)
@@ -66,7 +66,7 @@ def files_in(root: Path) -> dict[str, list[Path]]:
 
 
 def read(paths: Sequence[Path], channels: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[str] | None]:
-    """Return images [N, H, W, C], labels [N] and the names of the classes, if they have any."""
+    """Return images [N, H, W, C], labels [N] and the names of the classes, if the file has names."""
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
         with readable(path):
@@ -91,7 +91,7 @@ def read(paths: Sequence[Path], channels: int) -> tuple[NDArray[np.uint8], NDArr
 
 
 def fill(kept_NHWC: NDArray[np.uint8], images_NHWC: NDArray[np.uint8], split: str) -> None:
-    """Copy images, brought to their size."""
+    """Copy images, scaled and cropped to the size of the data."""
     if kept_NHWC.shape == images_NHWC.shape:
         kept_NHWC[:] = images_NHWC
         return

@@ -40,19 +40,19 @@ def prepare_cifar(name: str, root: Path, download: bool) -> Prepared:
 
 
 def torchvisions(name: str) -> type["CIFAR10"]:
-    """Import torchvision late: that takes two seconds, and a refused command need not wait for it."""
+    """Import torchvision late: this takes two seconds, and a refused command should not wait for it."""
     from torchvision import datasets
 
     return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
 
 
 def published(kind: type["CIFAR10"]) -> dict[str, str]:
-    """Return file name -> md5."""
+    """Return the published md5 of each file."""
     return {**dict(kind.train_list), **dict(kind.test_list), kind.meta["filename"]: kind.meta["md5"]}
 
 
 def refuse_damaged(root: Path, kind: type["CIFAR10"]) -> None:
-    """Run before any file is unpickled, because a pickle can execute code."""
+    """Refuse damaged files before any file is unpickled, because a pickle can execute code."""
     from torchvision.datasets.utils import check_integrity
 
     for file, md5 in published(kind).items():
@@ -79,7 +79,7 @@ def fetch(name: str, kind: type["CIFAR10"], root: Path, files: list[Path], downl
             (root / kind.base_folder).mkdir(exist_ok=True)
             for file in files:
                 os.replace(Path(partial) / file.relative_to(root), file)
-    except Exception as error:  # the network, the disk, permissions and the archive each raise their own errors
+    except Exception as error:  # network, disk, permissions and archive raise different errors
         raise ValueError(f"{name} could not be downloaded ({error}): {advice}") from error
 
 

@@ -1,8 +1,8 @@
-"""A user's own images in root/train/<class>/ and root/test/<class>/, in root/<class>/, or in a list.
+"""Images of the user in root/train/<class>/ and root/test/<class>/, in root/<class>/, or in a list.
 
 A list has the columns path, label and split. Images in root/<class>/ are split by data.test_fraction.
 
-data=folder decodes them once and keeps them at one size; data=files only lists them, and decodes them on the fly.
+data=folder decodes all images once and keeps them at one size. data=files lists the images and decodes them on the fly.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 LAYOUT = "data=folder needs train/<class>/*.jpg and test/<class>/*.jpg in data.root, or <class>/*.jpg alone"
-DECODED_AT_ONCE = 16  # files; a photograph takes 36 MB before it is resized
+DECODED_AT_ONCE = 16  # files at once; a photograph takes 36 MB before it is resized
 LISTS = (".csv", ".parquet")
 Found = list[tuple[Path, int]]  # path in the folder, label
 
 
 def prepare_folder(config: DataConfig, root: Path) -> Prepared:
     class_names, files = from_folder(root, config)
-    decoder = "dali" if uses_dali(config) else "pil"  # their pixels differ by a few levels of 255
+    decoder = "dali" if uses_dali(config) else "pil"  # pixels of the two decoders differ by a few levels of 255
 
     def build(new_array: NewArray) -> dict[str, Any]:
         about: dict[str, Any] = {"class_names": class_names, "corrupt": {}}
@@ -88,7 +88,7 @@ def put_texts(new_array: NewArray, name: str, texts: Sequence[object]) -> Any:
 
 
 def text_of(encoded: bytes) -> str:
-    """Undo the encoding of `put_texts`; a file's name need not be UTF-8."""
+    """Undo the encoding of `put_texts`. The name of a file need not be UTF-8."""
     return encoded.decode(errors="surrogateescape")
 
 
@@ -98,12 +98,12 @@ def open_files(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
 
 
 def is_flat(root: Path) -> bool:
-    """Return whether a folder holds folders of classes without train/ and test/ around them."""
+    """Return true if a folder holds class folders directly, without train/ and test/."""
     return root.is_dir() and not any((root / split).is_dir() for split in SPLITS)
 
 
 def division(root: Path, config: DataConfig) -> tuple[object, ...]:
-    """Return the settings that decide which images of a flat folder are for the test; none for other data."""
+    """Return the settings that choose the test images of a flat folder; nothing for other data."""
     return (config.test_fraction, config.split_seed) if is_flat(root) else ()
 
 
@@ -152,7 +152,7 @@ def from_list(file: Path, config: DataConfig) -> tuple[list[str], dict[str, Foun
     refuse_missing(labels, file)
     names = sorted(set(labels), key=int if all(map(str.isdigit, labels)) else str)
     if len(names) < 2:
-        raise ValueError(f"{file} names {len(names)} classes, two are the least")
+        raise ValueError(f"{file} names {len(names)} classes, at least two are needed")
     number = {name: place for place, name in enumerate(names)}
     files: dict[str, Found] = {split: [] for split in SPLITS}
     for path, label, split in zip(columns["path"], labels, columns["split"], strict=True):
@@ -173,7 +173,7 @@ def scan(folder: Path) -> tuple[list[str], Found]:
         raise ValueError(f"{folder} does not exist: {LAYOUT}")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
-        raise ValueError(f"{folder} holds {len(classes)} class folders, two are the least: {LAYOUT}")
+        raise ValueError(f"{folder} holds {len(classes)} class folders, at least two are needed: {LAYOUT}")
     files: Found = []
     for label, of_class in enumerate(classes):
         found = find_images(of_class)
@@ -184,15 +184,15 @@ def scan(folder: Path) -> tuple[list[str], Found]:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Return all images in the folder and its subfolders except hidden files, always in the same order."""
+    """Return all images in the folder and its subfolders, without hidden files, always in the same order."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
     return sorted(path for path in found if path.is_file())
 
 
 def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, num_threads: int) -> dict[int, str]:
-    """Fill the images. Return row -> reason for those that cannot be decoded, which stay black.
+    """Fill the images. Return row -> reason for images that cannot be decoded; they stay black.
 
-    A batch that DALI refuses goes to PIL, which knows more formats and says which file is wrong and why.
+    A batch that DALI refuses goes to PIL, which reads more formats and names the wrong file with the reason.
     """
     size, channels = images_NHWC.shape[2:]
     batches = [files[start : start + DECODED_AT_ONCE] for start in range(0, len(files), DECODED_AT_ONCE)]
@@ -219,7 +219,7 @@ def decode(files: Sequence[Path], images_NHWC: NDArray[np.uint8], decoder: str, 
 def decode_sound(
     origin: Path, files: Sequence[Path], size: int, channels: int, fit: Fit
 ) -> tuple[NDArray[np.uint8], list[int]]:
-    """Return the images of those files that can be decoded, and the places of these files."""
+    """Return the images that can be decoded, and the positions of their files."""
     images = {}
     for place, file in enumerate(files):
         if not isinstance(image := decode_file(file, size, fit, channels), str):

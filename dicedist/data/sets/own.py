@@ -1,13 +1,13 @@
-"""A map-style dataset of the user's own class: data._target_ names it, and it is called once for each split.
+"""A map-style dataset by a class of the user. data._target_ names the class, which is called once for each split.
 
     class Leaves(torch.utils.data.Dataset):
         def __init__(self, split, root): ...              split is "train", "test", or "val" with data.split=given
         def __len__(self): ...
         def __getitem__(self, index): return image, 3     a PIL image, uint8 [H, W, C], or a vector of floats; the class
-        class_names = ["elm", "oak", ...]                 if they have names
-        labels = [...]                                    if they are known without reading every item
+        class_names = ["elm", "oak", ...]                 optional
+        labels = [...]                                    optional: saves reading every item at the start
 
-The order, the crops and the flips are dicedist's own, so its items must not be augmented.
+dicedist chooses the order, the crops and the flips, so the items must not be augmented.
 """
 
 import functools
@@ -32,7 +32,7 @@ from dicedist.data.sets import vectors
 
 
 class Items:
-    """Takes the place of an array of inputs in a Split: items are read when they are needed."""
+    """Items in place of an array of inputs in a Split. They are read when they are needed."""
 
     def __init__(self, dataset: Any, name: str, size: int, channels: int):
         self.dataset, self.name, self.size, self.channels = dataset, name, size, channels
@@ -55,7 +55,7 @@ class Items:
         """Return uint8 [S, S, C] or float32 [V], and the label."""
         try:
             found = self.dataset[row]
-        except Exception as error:  # the user's code raises anything
+        except Exception as error:  # code of the user may raise anything
             raise ValueError(f"{self.name}[{row}] raises {type(error).__name__}: {reason(error)}") from error
         if not isinstance(found, tuple | list) or len(found) != 2:
             kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
@@ -91,7 +91,7 @@ def is_whole(label: Any) -> bool:
 
 
 def prepare_own(config: DataConfig, root: Path) -> Prepared:
-    """Digest a sample of the items, and keep nothing on the disk: nobody knows when the user's data changes."""
+    """Digest a sample of the items. Keep nothing on the disk, because changes of the user's data cannot be noticed."""
     splits = {split: items_of(config, split) for split in (*SPLITS, *(("val",) if config.split == "given" else ()))}
     labels = {split: labels_of(items) for split, items in splits.items()}
     train = splits["train"]
@@ -125,7 +125,7 @@ def made(
 ) -> Items:
     try:
         dataset = dataset_class(split, root)
-    except Exception as error:  # the user's code raises anything
+    except Exception as error:  # code of the user may raise anything
         what = f"{type(error).__name__}: {reason(error)}"
         raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {what}") from error
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
@@ -146,7 +146,7 @@ def labels_of(items: Items) -> NDArray[np.int64]:
 
 
 def listed_classes(dataset: Any) -> Any:
-    """Return the classes that a dataset lists, as torchvision's do; None if items must be read for them."""
+    """Return the classes that a dataset lists, as torchvision's do; None if the items must be read to find them."""
     found = getattr(dataset, "labels", None)
     return getattr(dataset, "targets", None) if found is None else found
 

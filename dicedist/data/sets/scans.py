@@ -1,6 +1,6 @@
-"""Scans of handwritten digits, 8 x 8 pixels in 17 shades: the images of `data=digits`, which scikit-learn carries.
+"""Scans of handwritten digits, 8 x 8 pixels in 17 shades: the images of `data=digits`, which come with scikit-learn.
 
-scikit-learn has no test set. Every machine takes the same 540 of the 1,797 scans for it.
+scikit-learn defines no test set. Here it is always the same 540 of the 1,797 scans.
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ def prepare_scans(config: DataConfig, root: Path) -> Prepared:
 
     def build(new_array: NewArray) -> dict[str, Any]:
         table = read_carried("digits", file)
-        grey_NHW = (table.vectors_NV * (255 / WHITE)).round().astype(np.uint8).reshape(-1, SIZE, SIZE)
-        images_NHWC, labels_N = np.repeat(grey_NHW[..., None], 3, axis=3), np.asarray(table.labels, np.int64)
+        gray_NHW = (table.vectors_NV * (255 / WHITE)).round().astype(np.uint8).reshape(-1, SIZE, SIZE)
+        images_NHWC, labels_N = np.repeat(gray_NHW[..., None], 3, axis=3), np.asarray(table.labels, np.int64)
         order_N = np.argsort(Generator(PCG64(0)).random(len(labels_N)), kind="stable")
         for split, rows in (("test", order_N[:NUM_TEST]), ("train", order_N[NUM_TEST:])):
             new_array(f"{split}_images", images_NHWC[rows].shape, np.uint8)[:] = images_NHWC[rows]

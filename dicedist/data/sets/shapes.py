@@ -1,11 +1,11 @@
-"""The built-in data: ten light shapes amid texture, clutter, occlusion and noise that say nothing about the class.
+"""Generated images: ten light shapes with texture, clutter, occlusion and noise that do not depend on the class.
 
 Every machine makes the same bytes: pixels are computed from uniform draws of PCG64 with +, -, *, /, sqrt, floor and
 comparisons, which IEEE arithmetic defines to the last bit (unlike sin, exp, normal draws and matrix products).
 
-N images, C colors, H rows, W columns; 1 where all share a value, as in weight_N1HW.
-A shape is a function of its own coordinates (u, v): the distance to its edge, negative inside. Each is its own mirror
-image, so that a flip does not change the class.
+Legend: N images, C colors, H rows, W columns; a dimension of size 1 is written 1, as in weight_N1HW.
+A shape is a function of coordinates (u, v): the distance to its edge, negative inside. Every shape is symmetric, so a
+flip does not change the class.
 """
 
 import math
@@ -29,7 +29,7 @@ SIZE = 32
 COUNTS = {"train": 4000, "test": 2000}
 MEAN = (0.337, 0.335, 0.335)
 STD = (0.196, 0.195, 0.195)
-BLOCK = 200  # images drawn together, few enough for their arrays to fit in the cache
+BLOCK = 200  # images per block, so that their arrays fit into the cache
 
 ROOT_1_2, ROOT_3_4 = math.sqrt(0.5), math.sqrt(0.75)
 COS_36 = (1 + math.sqrt(5)) / 4
@@ -37,7 +37,7 @@ SIN_36 = math.sqrt(1 - COS_36 * COS_36)
 
 
 def generate(split: str, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images and labels, every class equally often; "train" and "test" are independent draws."""
+    """Return images and labels, with every class equally often. "train" and "test" are independent draws."""
     rng = Generator(PCG64([seed, list(COUNTS).index(split)]))
     labels_N = np.argsort(rng.random(COUNTS[split]), kind="stable") % len(SHAPES)
     images_NHWC = np.empty((len(labels_N), SIZE, SIZE, 3), np.uint8)
@@ -77,7 +77,7 @@ def _heart(u: Array, v: Array) -> Array:
 
 
 def _star(u: Array, v: Array) -> Array:
-    """Folded along its mirrors, it is half a point: an edge from the tip (1, 0) to the notch 0.5 (cos 36, sin 36)."""
+    """A star. Folded along its axes it is half a point: an edge from (1, 0), the tip, to 0.5 (cos 36, sin 36)."""
     v = np.abs(v)
     for mirror_v in (COS_36, -COS_36):
         beyond = 2 * np.maximum(mirror_v * v - SIN_36 * u, 0)
@@ -106,7 +106,7 @@ CLASS_NAMES = tuple(SHAPES)
 
 
 def _object(rng: Generator, labels_N: NDArray[np.int64]) -> Array:
-    """Return the coverage [N, 1, H, W] of the object. All classes share one distribution of areas: size is no clue."""
+    """Return the coverage [N, 1, H, W] of the object. All classes have the same distribution of areas."""
     count = len(labels_N)
     u_N1HW, v_N1HW = _frame(rng, count, 4)
     radius_N111 = _uniform(rng, (count, 1, 1, 1), 4, 6)
@@ -129,7 +129,7 @@ def _radius(shape: Shape) -> float:
 
 
 def _stroke(rng: Generator, count: int) -> Array:
-    """Return the coverage [N, 1, H, W] of a thin straight bar or an open arc anywhere; no class looks like either."""
+    """Return the coverage [N, 1, H, W] of a thin bar or an open arc at a random place. No class looks like them."""
     u_N1HW, v_N1HW = _frame(rng, count, 16)
     reach_N111 = _uniform(rng, (count, 1, 1, 1), 2, 5)
     width_N111 = _uniform(rng, (count, 1, 1, 1), 0.7, 1.4)

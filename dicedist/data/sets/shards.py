@@ -1,8 +1,8 @@
 """WebDataset's tar shards, read by index: train-*.tar and test-*.tar in a folder, or behind s3:// or http://.
 
-The place of each image in its shard is listed once, so the order stays a function of seed and epoch, a run resumes at
-any step, and no buffer is shuffled. Nothing is ever unpacked. Remote shards are copied to this machine, by one process,
-if they are no more than data.cache_gb.
+The position of each image in its shard is listed once. So the order is a function of seed and epoch, a run resumes at
+any step, and no shuffle buffer is needed. Shards are never unpacked. One process copies remote shards to this machine,
+if they need at most data.cache_gb.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from dicedist.data.remote import copy_remote
 from dicedist.data.sets.folder import SUFFIXES, put_texts, text_of
 from dicedist.data.sets.vectors import counted
 
-CLASSES, SHARDS = "classes.txt", "shards.txt"  # names of classes, one a line; names of shards, where none can be listed
-BLOCK = 512  # bytes that a tar is made of
+CLASSES, SHARDS = "classes.txt", "shards.txt"  # names of classes; names of shards, if they cannot be listed
+BLOCK = 512  # bytes of a block in a tar
 
 
 Sample = tuple[str, int, int, int, int]  # key, number of the shard, offset, size, label
@@ -74,7 +74,7 @@ def open_shards(prepared: Prepared, split: str, config: DataConfig) -> Encoded:
 
 
 def listed(shards: list[Path]) -> Iterator[Sample]:
-    """Yield every image of the shards with its label, in the order in which they lie there."""
+    """Yield every image of the shards with its label, in the order of the shards."""
     for number, path in enumerate(shards):
         images: dict[str, tuple[int, int]] = {}
         labels: dict[str, int] = {}
@@ -99,7 +99,7 @@ def entries(path: Path) -> Iterator[tuple[str, str, int, int]]:
             for member in tar:
                 place = PurePosixPath(member.name)
                 if place.is_absolute() or ".." in place.parts or not (member.isreg() or member.isdir()):
-                    raise ValueError(f"{path}: {printable(member.name)} is no plain file in the shard: pack it again")
+                    raise ValueError(f"{path}: {printable(member.name)} is no plain file: pack the shard again")
                 end = member.offset_data + -(-member.size // BLOCK) * BLOCK
                 if member.isdir():
                     continue
@@ -137,7 +137,7 @@ def class_names(folder: Path, labels: list[int]) -> list[str]:
 
 
 def local_copies(url: str, most_gb: float) -> Path:
-    """Return the folder that holds this machine's copies of all remote shards; ValueError if they do not fit."""
+    """Copy all remote shards to this machine and return their folder; ValueError if they do not fit."""
     folder = home() / "shards" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     with one_process(folder / ".lock", "copy the shards"):

@@ -1,4 +1,4 @@
-"""Vectors and tables: a user's own (.npz, .safetensors, .csv, .parquet), and the real ones that scikit-learn carries.
+"""Vectors and tables: files of the user (.npz, .safetensors, .csv, .parquet), and three that come with scikit-learn.
 
 Legend: N rows, V values of a row.
 """
@@ -22,13 +22,13 @@ from dicedist.data.reading import SPLITS, for_test, reason
 
 SUFFIXES = (".npz", ".safetensors", ".csv", ".parquet")
 LAYOUT = f"write data.root=FILE, or a FOLDER that holds train and test ({', '.join(SUFFIXES)})"
-CARRIED = {  # in scikit-learn's own folder: the file, its head, and its classes in the order of their numbers
+CARRIED = {  # in the folder of scikit-learn: the file, its header, and its classes in the order of their numbers
     "digits": ("digits.csv.gz", 0, [str(digit) for digit in range(10)]),
     "wine": ("wine_data.csv", 1, ["class_0", "class_1", "class_2"]),
     "breast_cancer": ("breast_cancer.csv", 1, ["malignant", "benign"]),
 }
-MISSING = ("", "nan", "null")  # words that a table has in place of a label
-NAMED = 5  # rows in a message
+MISSING = ("", "nan", "null")  # words that stand for a missing label
+NAMED = 5  # rows that a message names
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Rows = dict[str, tuple[NDArray[Any], Labels]]  # of each split
@@ -39,9 +39,9 @@ class Table(NamedTuple):
 
     vectors_NV: Floats
     labels: Sequence[int] | Sequence[str] | None
-    split: Sequence[str] | None  # of each row: train or test
+    split: Sequence[str] | None  # train or test, for each row
     class_names: list[str] | None
-    columns: list[str] | None = None  # the names of the values; None: the file names none
+    columns: list[str] | None = None  # names of the values; None: the file has no names
 
 
 def prepare_vectors(config: DataConfig, root: Path) -> Prepared:
@@ -54,7 +54,7 @@ def prepare_carried(config: DataConfig, root: Path) -> Prepared:
 
 
 def carried_file(name: str, asked: str | None = None) -> Path:
-    """Look scikit-learn up without importing it, which would take a second. asked: the data set that needs the file."""
+    """Find a file of scikit-learn without importing it, which takes a second. asked: the data set, for messages."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ValueError(f"data={asked or name} is read from scikit-learn's files: pip install 'dicedist[vectors]'")
@@ -110,9 +110,9 @@ def files_in(root: Path) -> dict[str, Path]:
 
 
 def read_table(path: Path, label_column: str = "label", columns: Sequence[str] | None = None) -> Table:
-    """ValueError of one line if the file is not what its ending says, or a value is not a finite number.
+    """Read a file. Raise a ValueError if the file does not fit its ending, or if a value is not a finite number.
 
-    columns: the names of the values in their order, which a table must have; arrays have no names.
+    columns: names of the values, in order, which a table must have. Arrays have no names.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: vectors are read from {', '.join(SUFFIXES)}")
@@ -138,7 +138,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_arrays(path: Path) -> Table:
-    """Read x [N, V], y [N] and perhaps class_names of an .npz, or of a .safetensors, which cannot hold names."""
+    """Read x [N, V], y [N] and perhaps class_names of an .npz; a .safetensors cannot hold names."""
     with readable(path):
         if path.suffix == ".safetensors":
             arrays = load_file(path)
@@ -176,7 +176,7 @@ def read_columns(path: Path, label_column: str, wanted: Sequence[str] | None) ->
 
 
 def numbers_in(values: Sequence[Any], name: str, path: Path) -> Floats:
-    """Return a column as numbers; ValueError that names the rows without one, or the column if no row has one."""
+    """Return a column as numbers. The ValueError names the rows without a number, or the column if no row has one."""
     try:
         return np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -196,13 +196,13 @@ def is_number(value: Any) -> bool:
 
 
 def listed(rows: Sequence[int]) -> str:
-    """Return the number of rows, and the first of them, counted from 0."""
+    """Return a text with the number of rows and the first of them, counted from 0."""
     more = f" and {len(rows) - NAMED} more" * (len(rows) > NAMED)
     return f"{plural(len(rows), 'row')} ({', '.join(map(str, rows[:NAMED]))}{more})"
 
 
 def ordered(columns: dict[str, Any], wanted: Sequence[str], path: Path) -> dict[str, Any]:
-    """Return the columns in the order of the training data; ValueError if they are not the same."""
+    """Return the columns in the order of the training data; ValueError if the names differ."""
     if lacking := [name for name in wanted if name not in columns]:
         raise ValueError(f"{path} lacks the column {printable(lacking[0])}, which the training data have: add it")
     if more := [name for name in columns if name not in wanted]:
@@ -211,7 +211,7 @@ def ordered(columns: dict[str, Any], wanted: Sequence[str], path: Path) -> dict[
 
 
 def words_in(values: Iterable[Any]) -> list[str]:
-    """Return the words of a column; nothing for Parquet's null and NaN."""
+    """Return the words of a column; an empty word for null and NaN of Parquet."""
     return ["" if value is None or value != value else str(value) for value in values]
 
 
@@ -260,7 +260,7 @@ def labels_of(table: Table, file: Path) -> Sequence[Any]:
 
 
 def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
-    """Return names of classes that have only numbers. names: where others could be written."""
+    """Return names for classes that have only numbers. names: where to write better names, for messages."""
     if max(labels) >= len(labels):
         found = f"{file} has {len(labels):,} labels and one of them is {max(labels)}"
         raise ValueError(f"{found}: number the classes from 0, or write {names}")
@@ -270,7 +270,7 @@ def counted(labels: Sequence[int], file: Path, names: str) -> list[str]:
 def numbered(table: Table, names: Sequence[str], file: Path) -> Labels:
     labels = labels_of(table, file)
     if len(names) < 2:
-        raise ValueError(f"{file} holds {len(names)} classes, two are the least")
+        raise ValueError(f"{file} holds {len(names)} classes, at least two are needed")
     if isinstance(labels[0], str):
         places = {name: place for place, name in enumerate(names)}
         if unknown := sorted(set(labels) - places.keys()):
@@ -285,7 +285,7 @@ def numbered(table: Table, names: Sequence[str], file: Path) -> Labels:
 def divided(
     inputs_N: NDArray[Any], labels_N: Labels, split: Sequence[str] | None, config: DataConfig, file: Path
 ) -> Rows:
-    """Divide one file's rows as its column `split` says, or take a share of each class for the test."""
+    """Divide the rows of one file by its column `split`, or take a share of each class as the test set."""
     if split is not None:
         if strangers := sorted(set(split) - set(SPLITS)):
             raise ValueError(f"{file}: the column split holds {printable(strangers[0])!r}, write train or test")

@@ -31,7 +31,7 @@ def test_the_report_shows_the_photos(shell, trained):
     assert all(name in page for name in trained) and "data:image/png" in page
 
 
-def test_new_photos_are_labelled(shell, trained):
+def test_new_photos_are_labeled(shell, trained):
     new = shell.home / "new_photos"
     new.mkdir()
     rng = np.random.default_rng(1)

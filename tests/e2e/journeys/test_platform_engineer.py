@@ -1,4 +1,4 @@
-"""A platform engineer runs trainings beside MLflow, stops and moves them, and reads exit codes."""
+"""A platform engineer runs trainings with MLflow, stops and moves them, and reads exit codes."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Optimisers, clipping, averages and batches in pieces, in the step and in runs that are interrupted."""
+"""Optimizers, clipping, averages and batches in pieces, in the step and in runs that are interrupted."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_pieces_keep_fewer_activations():
 
 
 def test_batch_norm_in_pieces_follows_every_piece_once():
-    """Each piece is normalised by itself, and moves the running statistics once: not again in backward."""
+    """Each piece is normalized by itself, and moves the running statistics once: not again in backward."""
     step = build_step(configured(2, "method=ind", "optimizer.accumulate=3"))
     norm = step.hosted.member(0).encoder.trunk[0][1]
     step.encoders.encode(batch_at(0))
