@@ -23,7 +23,6 @@ RUN --mount=type=secret,id=pip_config,required=false \
     && python3 -m venv /opt/dicedist \
     && case "$VARIANT" in cuda) extras=all ;; cpu) extras=all-cpu ;; *) echo "VARIANT is cuda or cpu" >&2; exit 1 ;; esac \
     && python image-requirements "$extras,gs" > run.txt \
-    && if [ "$VARIANT" = cpu ]; then echo "$(grep '^torch==' constraints.txt)+cpu" >> run.txt; fi \
     && pip install "$(grep '^hatchling==' constraints.txt)"
 COPY README.md LICENSE ./
 COPY conf conf
@@ -55,8 +54,10 @@ RUN --mount=type=secret,id=pip_config,required=false \
     export PIP_CONFIG_FILE=/run/secrets/pip_config PIP_CONSTRAINT=/opt/constraints.txt PIP_BUILD_CONSTRAINT=/opt/constraints.txt \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
     && python3 -m venv /opt/dicedist \
-    && if [ "$VARIANT" = cpu ]; then set -- --extra-index-url "$TORCH_CPU_INDEX"; else set --; fi \
-    && pip install "$@" -r /opt/run.txt \
+    # As in launch/install --cpu: only torch and torchvision come from this index.
+    && if [ "$VARIANT" = cpu ]; then pip install --no-deps --index-url "$TORCH_CPU_INDEX" \
+        $(sed --quiet --regexp-extended 's/^(torch|torchvision)==([0-9.]+).*/\1==\2+cpu/p' /opt/constraints.txt); fi \
+    && pip install -r /opt/run.txt \
     # Any user may write where MLflow, caches and folders of other names go, as in /tmp.
     && useradd --uid 1000 --home-dir /workspace --no-create-home dicedist \
     && mkdir -p /data /workspace/runs \

@@ -20,6 +20,7 @@ from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.member import Encode, Encoding
 from dicedist.algorithm.messages import Carrier
 from dicedist.algorithm.networks.batch_norm import counted_together, plain_norms, statistics_untouched
+from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.randomness import drawing, generator
@@ -53,9 +54,10 @@ class Encoders:
         trunk = [hosted.trunk] if hosted.trunk else []
         if config.ensemble.sync_batch_norm and exchange.replicas > 1:  # before DistributedDataParallel wraps modules
             for part in (*hosted.members.values(), *trunk):
-                exchange.synchronize(part.module)
+                frozen = [*frozen_norms(part.module)]
+                exchange.synchronize(part.module, frozen)
                 if part.average is not None:  # a probe may run the average in training mode
-                    exchange.synchronize(part.average.module)
+                    exchange.synchronize(part.average.module, frozen)
         members = {index: hosted.member(index) for index in hosted.members}
         own = {index: exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
         self.modules: dict[int, nn.Module] = own | {**(replaced or {})}

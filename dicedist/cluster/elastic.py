@@ -166,8 +166,9 @@ class Nodes(Fixed):
             time.sleep(1)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        for code in Path(os.environ[LAUNCHER]).glob("*"):  # of ranks that ended in the round before
-            code.unlink()
+        for path in Path(os.environ[LAUNCHER]).glob("*"):
+            if path.is_file():  # the exit code of a rank that ended in the round before
+                path.unlink()
         found = self.torchs.next_rendezvous()
         store, port = PrefixStore("dicedist", found.store), 0
         self.server = None

@@ -18,7 +18,7 @@ rows of the batch that it saw. w receives all rows; a receiving replica only get
 Legend: M members, B inputs, D features, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.counterpart import Division
 from dicedist.algorithm.messages import Answers, Fields, Gathered, Traffic
-from dicedist.algorithm.networks.batch_norm import synchronize
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronize
 from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
@@ -206,12 +206,12 @@ class Exchange:
                 gradient_as_bucket_view=True,
             )
 
-    def synchronize(self, module: nn.Module) -> None:
+    def synchronize(self, module: nn.Module, frozen: Collection[str]) -> None:
         """Normalize a member's batch norms over the whole batch, on a GPU with torch's. All its ranks call this."""
         if self.device.type == "cuda":
-            nn.SyncBatchNorm.convert_sync_batchnorm(module, self.replica_group)
+            synchronize(module, lambda norm: nn.SyncBatchNorm.convert_sync_batchnorm(norm, self.replica_group), frozen)
         else:
-            synchronize(module, self.sum_over_replicas)
+            synchronize(module, lambda norm: SyncBatchNorm(norm, self.sum_over_replicas), frozen)
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
         """Return the differentiable sum over the ranks of a member. They call this in forward, and meet in backward."""

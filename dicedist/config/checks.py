@@ -124,7 +124,11 @@ def check_rules(config: Any, prefix: str = "") -> None:
         if not key.startswith(prefix):
             continue
         value = attrgetter(key.removeprefix(prefix))(config)
-        if value is not None and not is_right(value):
+        try:
+            fits = value is None or is_right(value)
+        except TypeError:  # from Python, a value may have any type
+            fits = False
+        if not fits:
             raise ValueError(f"{key}={value}: write {words}")
 
 

@@ -179,8 +179,8 @@ class NetworkConfig(Frozen):
         default=None,
     )
     freeze: str = key(
-        "layers that are not trained: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
-        "trunk: everything that branches share, which then reads every image only once",
+        "layers that are not trained: none | norms: batch norms of pretrained weights | stem | all | up to a stage, as "
+        "stage3, or to a module, as layer3 | trunk: everything that branches share, which then reads every image once",
         default="none",
     )
 

@@ -103,6 +103,9 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     prepared = prepare(config)
     about = prepared.about
     whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
+    if len(whole.labels_N.unique()) < 2:
+        only = printable(about["class_names"][int(whole.labels_N[0])])
+        raise ValueError(f"data={config.name}: all training inputs are of the class {only}: give at least two classes")
     train_rows, val_rows = holdout(whole.labels_N, config)
     held = part(whole, val_rows)
     if config.split == "given":

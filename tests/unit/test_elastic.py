@@ -47,7 +47,9 @@ def test_another_torch_is_refused_before_anything_starts(change, reason, monkeyp
 def node(monkeypatch, tmp_path):
     """A function that returns the handler of another node, which meets the others at a store outside all of them."""
     monkeypatch.setenv(LAUNCHER, str(tmp_path))
+    (tmp_path / "logs").mkdir()  # of torchrun, next to the exit codes of ranks
     monkeypatch.setenv(elastic.OWN_STORE, "0")
+    monkeypatch.setenv(ATTEMPT, "0")  # a rendezvous sets it, and later tests are no second attempt
     monkeypatch.setattr(elastic, "SILENCE", 1.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     impatient = {"is_host": False, "last_call_timeout": 1, "keep_alive_interval": 1, "join_timeout": 30}

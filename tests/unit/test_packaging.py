@@ -159,7 +159,7 @@ def project(tmp_path: Path) -> Path:
     (project / "launch").mkdir(parents=True)
     shutil.copy(ROOT / "launch/install", project / "launch/install")
     (project / "pyproject.toml").write_text("")
-    (project / "constraints.txt").write_text("torch==2.14.1\n")
+    (project / "constraints.txt").write_text("torch==2.14.1\ntorchmetrics==1.9.0\ntorchvision==0.29.1 # a comment\n")
     return project
 
 
@@ -230,13 +230,21 @@ def test_extra_is_installed_after_the_plain_install(project: Path, install: Inst
 def test_install_for_the_cpu_is_remembered(project: Path, install: Install) -> None:
     install(project)
     install(project, "--cpu", "dev")
-    plain, light = [line for line in (project.parent / "asked").read_text().splitlines() if "pip install" in line]
-    assert plain.endswith("--editable .[all]")
-    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    assert light.endswith(f"--editable .[all-cpu,dev] {index} torch==2.14.1+cpu")
+    asked = (project.parent / "asked").read_text().splitlines()
+    plain, torch, light = [line for line in asked if "pip install" in line]
+    assert plain.endswith("--editable .[all]") and light.endswith("--editable .[all-cpu,dev]")
+    pins = "torch==2.14.1+cpu torchvision==0.29.1+cpu"
+    assert torch.endswith(f"--no-deps --index-url https://download.pytorch.org/whl/cpu {pins}")
+    assert not any("--extra-index-url" in line for line in asked), "no other package is looked up there"
     install(project, "dev")
     install(project)
-    assert pip_calls(project) == 2, "what launch/test and launch/quickstart ask for is there, without CUDA"
+    assert pip_calls(project) == 3, "what launch/test and launch/quickstart ask for is there, without CUDA"
+
+
+def test_without_the_index_of_torch_for_cpus_nothing_else_is_installed(project: Path, install: Install) -> None:
+    failed = install(project, "--cpu", PIP_FAILS="1", TORCH_CPU_INDEX="file:///nowhere")
+    assert failed.returncode == 1 and "pip says hello" in failed.stderr
+    assert pip_calls(project) == 1 and "--index-url file:///nowhere torch==" in (project.parent / "asked").read_text()
 
 
 @pytest.mark.parametrize("configured", ["", "global.index-url='https://example.org'"])
@@ -245,7 +253,7 @@ def test_uv_installs_where_it_knows_the_index(project: Path, install: Install, c
     write_tool(tools / "uv", 'echo "uv $*" >>"$ASKED"')
     done = install(project, "--cpu", PIP_CONFIGURED=configured)
     asked = (project.parent / "asked").read_text()
-    assert done.returncode == 0 and pip_calls(project) == bool(configured)
+    assert done.returncode == 0 and pip_calls(project) == 2 * bool(configured)
     options = "--constraints constraints.txt --build-constraints constraints.txt --torch-backend cpu"
     by_uv = f"uv pip install --python .venv/bin/python --editable .[all-cpu] {options}"
     assert (by_uv in asked) == (not configured)
