@@ -136,7 +136,7 @@ def test_what_cannot_be_measured_is_one_line(ensemble, given, words):
     assert "\n" not in str(raised.value)
 
 
-OUTSIDE = torch.rand(4, 3, 16, 16)
+OUTSIDE = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,8 @@ def test_classes_of_ood_inputs_do_not_matter(ensemble):
 
     named = [(image, "unknown", 3) for image in OUTSIDE]
     found = ensemble.evaluate(TEST, ood={"tensor": OUTSIDE, "alone": Alone(), "named": named})["ood"]
-    assert found["tensor"] == found["alone"] == found["named"]
+    first, *others = ({score: measured["auroc"] for score, measured in found[name].items()} for name in found)
+    assert others == [first, first]  # their intervals differ, because names seed the resamples
 
 
 def test_a_function_that_failed_is_forgotten(ensemble, tmp_path):
