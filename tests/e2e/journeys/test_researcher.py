@@ -74,7 +74,7 @@ def test_a_sweep_of_the_readme(shell):
     assert "4 runs in runs/sweep, 1 process each, 1 at once" in told
     header = next(line for line in told.splitlines() if line.startswith("redundancy.delta"))
     assert "validation accuracy, %" in header and "tempered NLL, nats" in header and "ratio-error" in header
-    assert told.splitlines()[-1] == "done: runs/sweep/report.html"
+    assert told.splitlines()[-1] == "done: runs/sweep/report.html, runs/sweep/results.csv"
 
 
 @pytest.mark.parametrize(
