@@ -17,7 +17,6 @@ its outputs equaled those of the networks.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +42,12 @@ def run(arguments: Sequence[str]) -> None:
     # Not above: importing torch takes seconds.
     from dicedist.data.prepared import refuse_unwritable
     from dicedist.evaluation.formats import export, images_to_check
-    from dicedist.evaluation.loading import load_ensemble
+    from dicedist.evaluation.loading import load_requested
     from dicedist.runs.run import Run
 
     source = Run.open(request.run)
     refuse_unwritable(Path(request.output).parent if request.output else source.directory, "write output=FILE")
-    ensemble = load_ensemble(
-        source,
-        request.members,
-        request.average,
-        request.images,
-        request.network.trusted,
-        asked=asdict(request.calibration),
-        which=request.checkpoint,
-    )
+    ensemble = load_requested(source, request, request.images)
     output = Path(request.output or source.exported(default_name(ensemble.about.members, request.members, format_)))
     images, described = images_to_check(source, ensemble.about)
     difference = export(ensemble, output, format_, images)

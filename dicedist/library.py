@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from dicedist import metrics, trainer
 from dicedist.algorithm.objectives import Objective
 from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT, EXIT_USER
+from dicedist.cluster.spread import number_of
 from dicedist.config import Config, compose_config
 from dicedist.config.literal import in_hydras_words
 from dicedist.config.schema import AVERAGES
-from dicedist.config.targets import LOCAL, hand_over, name_of
+from dicedist.config.targets import LOCAL, hand_over, name_of, standing_for
 from dicedist.data.given import Given
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.loading import load_ensemble
@@ -61,7 +62,8 @@ class Run(folder.Run):
 
     def ensemble(self, **settings: Any) -> Ensemble:
         """Return the ensemble of the last checkpoint. settings: as in `Ensemble.load`."""
-        return load_ensemble(self, **settings)
+        with standing_for("network", settings.pop("model", None)):
+            return load_ensemble(self, **settings)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by name. Notebooks show them, and `figure.svg` is the text of a file."""
@@ -118,6 +120,9 @@ def fit(
     """
     if "RANK" in os.environ:
         raise ValueError("fit starts the ranks itself: call it in a process that torchrun has not started")
+    if strange := [value for value in overrides if not isinstance(value, str)]:
+        kind = type(strange[0]).__name__
+        raise ValueError(f"fit was given a {kind} without a name: write fit(model=..., train=..., test=...)")
     objects = Objects.of(model, train, val, test, method)
     numbers = {"ensemble.size": size, "epochs": epochs, **keys}
     words = [
@@ -141,6 +146,11 @@ class Objects:
 
     @classmethod
     def of(cls, model: Any, train: Any, val: Any, test: Any, method: Any) -> Self:
+        if isinstance(model, nn.Module) or not (model is None or isinstance(model, str) or callable(model)):
+            raise ValueError(
+                f"model is a {type(model).__name__}: give a name, or a function that builds a new network for each "
+                "member, as model=MyNetwork or model=lambda: MyNetwork(width=64)"
+            )
         words, things = [], {}
         for group, given in (("network", model), ("method", method)):
             if isinstance(given, str):
@@ -172,11 +182,11 @@ class Objects:
 
 def train_objects(config: Config, objects: Objects, nproc: int | str) -> None:
     """Train in this process, or in processes that receive the objects."""
-    if nproc == 1:
+    processes = number_of(str(nproc), option="nproc")
+    if processes == 1:
         objects.hand_over()
         trainer.train(config)
         return
-    processes = torch.cuda.device_count() if nproc == "auto" else int(nproc)
     try:
         pickle.dumps(objects)
     except Exception as error:

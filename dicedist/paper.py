@@ -40,7 +40,7 @@ from dicedist.reporting.page import write_comparison
 from dicedist.reporting.paper import Figure, find_figures
 from dicedist.reporting.records import Pooled, dig, pool
 from dicedist.runs.files import replace_text
-from dicedist.runs.jobs import Job, num_devices, ranks_for
+from dicedist.runs.jobs import Job, ended_on_stop, num_devices, ranks_for
 
 SMALL = "small"
 DEVICE = "GPU" if torch.cuda.is_available() else "core"
@@ -126,12 +126,8 @@ def finish(job: Job, ranks: int) -> bool:
         return True
     say(f"\n== {job.name} on {ranks} process{'es' if ranks > 1 else ''}")
     process = job.start(ranks)
-    try:
+    with ended_on_stop(lambda: [process]):
         code = process.wait()
-    except Stopped:
-        process.terminate()
-        process.wait()
-        raise
     if code == EXIT_STOPPED:
         raise Stopped
     if code == EXIT_USER:

@@ -27,7 +27,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def run(arguments: Sequence[str]) -> None:
     # Not above: importing torch takes seconds.
     from dicedist.cluster.devices import device_named
     from dicedist.cluster.world import joined
-    from dicedist.evaluation.loading import load_ensemble
+    from dicedist.evaluation.loading import load_requested
     from dicedist.evaluation.prediction import files_named, in_turn, reading
     from dicedist.runs.run import Run
 
@@ -64,14 +63,7 @@ def run(arguments: Sequence[str]) -> None:
         # One rank looks for files: standard input can be read once.
         named = [word for word in arguments if not SETTING.match(word)]
         paths = world.control.broadcast({"paths": files_named(named) if world.reports else []})["paths"]
-        ensemble = load_ensemble(
-            source,
-            request.members,
-            request.average,
-            trusted=request.network.trusted,
-            asked=asdict(request.calibration),
-            which=request.checkpoint,
-        ).to(device_named(request.device))
+        ensemble = load_requested(source, request).to(device_named(request.device))
         tune_malloc()
         names, batches = reading(ensemble, paths, source.config().data.label_column, request.batch_size)
         rows = in_turn(batches, len(names), request.batch_size, world.control)

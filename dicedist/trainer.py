@@ -39,16 +39,16 @@ from dicedist.runs.results import origin
 from dicedist.runs.saver import Saver
 from dicedist.runs.uploads import NoUploads, uploading
 from dicedist.tracking.mirroring import command_for
-from dicedist.tracking.trace import Trace
 from dicedist.tracking.tracker import SilentTracker, Tracker
 from dicedist.training.announcement import announce, folder_moved, last_lines
 from dicedist.training.auto import resolve_auto
 from dicedist.training.job import Job, prepare, refuse_small_batches
-from dicedist.training.listeners import FollowingTrajectories, Listener, Recording, Tracing, WeighingMembers
+from dicedist.training.listeners import FollowingTrajectories, Listener, WeighingMembers
 from dicedist.training.recorder import Recorder
 from dicedist.training.resuming import begin_or_resume, restore
 from dicedist.training.selection import Selection
 from dicedist.training.share import Share
+from dicedist.training.trace import Trace
 from dicedist.training.validation import Validation
 
 
@@ -104,18 +104,7 @@ class Trainer:
         if config.resuming.step == self.done:
             self.uploads.go_back(self.done)
         # 5. Build the recorder and the listeners.
-        replicas = (placement.replica_on(world.rank), placement.replicas) if mine else (0, 1)
-        self.loader = Loader(
-            source.train,
-            config.data,
-            source,
-            config.batch_size,
-            config.seed,
-            world.device,
-            mine,
-            *replicas,
-            config.loss.mixes,
-        )
+        self.loader = Loader.of(config, source, placement, world.rank, world.device)
         self.tracker = (
             Tracker(self.run, self.total_steps, self.done, state.records, config) if world.reports else SilentTracker()
         )
@@ -144,23 +133,14 @@ class Trainer:
         return needed | ({"teacher": self.teacher.bytes} if self.teacher else {})
 
     def build_saver(self, sees_folder: bool) -> Saver:
-        return Saver(
-            self.run,
-            self.job.config.checkpoint,
-            self.job.extent.steps_per_epoch,
-            self.share.parts_to_save,
-            self.control,
-            self.done,
-            self.tracker.warn,
-            self.world.transfer,
-            sees_folder,
-            self.uploads,
-        )
+        steps, parts, control = self.job.extent.steps_per_epoch, self.share.parts_to_save, self.control
+        settings = (self.run, self.job.config.checkpoint, steps, parts, control, self.done)
+        return Saver(*settings, self.tracker.warn, self.world.transfer, sees_folder, self.uploads)
 
     def build_listeners(self, saver: Saver) -> list[Listener]:
-        job, found = self.job, list[Listener]([Recording(self.recorder.ledger)])
+        job, found = self.job, list[Listener]([self.recorder.ledger])
         if job.config.profile:
-            found.append(Tracing(Trace(self.run.trace_file(self.world.rank), self.world.device)))
+            found.append(Trace(self.run.trace_file(self.world.rank), self.world.device))
         if self.paths.kind is not None:
             found.append(FollowingTrajectories(job, self.paths, self.loader, saver, self.world.device))
         if job.method.weighing is not None:

@@ -20,8 +20,7 @@ from omegaconf import OmegaConf
 
 from dicedist.config.commands import COMMANDS
 from dicedist.config.compose import composed
-from dicedist.config.keys import keys_of
-from dicedist.config.schema import Config
+from dicedist.config.schema import Config, keys_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

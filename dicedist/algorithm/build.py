@@ -1,7 +1,7 @@
 """Build the parts of an ensemble and its step from the configuration and the plan of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 
@@ -57,7 +57,7 @@ def build_step(
 ) -> tuple[Step, Trajectories]:
     """Build the step of this rank and the trajectories of its members. teacher: for methods that distill one."""
     kind = trajectories.build(config.trajectory)
-    schedules = Schedules.of(config, kind.rate if kind else None, extent.steps_per_epoch)
+    schedules = Schedules(config, kind.rate if kind else None, extent.steps_per_epoch)
     paths = Trajectories(
         kind,
         hosted,
@@ -66,36 +66,9 @@ def build_step(
         Surroundings(extent.num_inputs, config.optimizer.weight_decay),
         config.seed,
     )
-    encoders = build_encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
+    encoders = Encoders(config, method, plan, hosted, exchange, teacher, paths.encoders)
     loss = Loss.of(config.loss, config.seed, plan.input_shape, extent.class_counts, exchange.device)
     return Step(method, hosted, exchange, encoders, schedules, loss), paths
-
-
-def build_encoders(
-    config: Config,
-    method: Method,
-    plan: Plan,
-    hosted: Hosted,
-    exchange: Carrier,
-    teacher: nn.Module | None = None,
-    replaced: Mapping[int, nn.Module] | None = None,
-) -> Encoders:
-    """Build the encoders of this rank. replaced: by member, the module that encodes in its place."""
-    hosts_members = bool(hosted.members)
-    return Encoders(
-        hosted,
-        exchange,
-        config.seed,
-        probes=[
-            probe(term, hosted, plan.num_members, teacher) for probe, term in method.probes.items() if hosts_members
-        ],
-        replaced=replaced or {},
-        pieces=config.optimizer.accumulate,
-        images_per_branch=config.structure == "branch" and config.data.per_member,
-        grouped=plan.grouped is True,
-        sync_batch_norm=config.ensemble.sync_batch_norm,
-        records_graphs=config.compile == "graphs",
-    )
 
 
 def build_hosted(
@@ -116,8 +89,9 @@ def build_hosted(
             frozen = replace(build_trunk(config, plan, device), average=None)
         elif config.structure == "branch":
             trunk = build_trunk(config, plan, device)
-        if (module := build_shared(config, method, plan, num_classes)) is not None:
-            shared = learner("shared", module, config, device)
+        with initializing(config.seed, "shared"):
+            common = method.shared(weightless(config, plan), num_classes)
+        shared = None if common is None else learner("shared", common, config, device)
     discriminator = None
     if hosts_discriminator:
         assert method.counterpart is not None
@@ -132,7 +106,8 @@ def member_part(
 ) -> Part:
     """Build the part of one member. every: the sizes of all members."""
     member = build_member(config, method, plan, index, every[index].classes)
-    part = learner(f"member-{index}", member, config, device, prefixed("encoder.", member.encoder.layers()))
+    backbone = [[f"encoder.{name}" for name in layer] for layer in member.encoder.layers()]
+    part = learner(f"member-{index}", member, config, device, backbone)
     with initializing(config.seed, "companion", index):
         companion = method.companion(index, every)
     if companion is None:
@@ -154,10 +129,6 @@ def learner(
     decay, clip_norm = config.optimizer.ema, config.optimizer.clip_norm
     average = None if decay is None else MovingAverage(module, decay, config.optimizer.ema_warmup)
     return Part(name, module, optimizer, average, clip_norm)
-
-
-def prefixed(path: str, names: Layers) -> Layers:
-    return [[path + name for name in layer] for layer in names]
 
 
 def build_member(config: Config, method: Method, plan: Plan, member: int, num_classes: int) -> Member:
@@ -186,11 +157,6 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
         if not isolated:  # older releases, such as 2.10: a limit that all stages share
             torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
         stage.compile(mode=mode, dynamic=False, **isolated)
-
-
-def build_shared(config: Config, method: Method, plan: Plan, num_classes: int) -> nn.Module | None:
-    with initializing(config.seed, "shared"):
-        return method.shared(weightless(config, plan), num_classes)
 
 
 def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: int) -> Counterpart:

@@ -8,8 +8,7 @@ Legend: B inputs, D features.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,40 +20,50 @@ from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.member import Encode, Encoding
 from dicedist.algorithm.messages import Carrier
 from dicedist.algorithm.networks.batch_norm import counted_together, plain_norms, statistics_untouched
+from dicedist.algorithm.networks.freezing import frozen_norms
+from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted, Part
-from dicedist.algorithm.probes import Probe
 from dicedist.algorithm.randomness import drawing, generator
 from dicedist.algorithm.spans import span
+from dicedist.config.plan import Plan
+from dicedist.config.schema import Config
 
 
-@dataclass
 class Encoders:
     """Encodes batches with the members hosted here."""
 
-    hosted: Hosted
-    exchange: Carrier
-    seed: int
-    probes: Sequence[Probe] = ()
-    replaced: Mapping[int, nn.Module] = field(default_factory=dict)  # used in place of a member's Encode
-    pieces: int = 1  # micro-batches per batch, to save memory
-    images_per_branch: bool = False  # every branch sends its own crops of the batch through the trunk
-    grouped: bool = False  # the members hosted here run as one network; the result is equal up to rounding
-    sync_batch_norm: bool = False  # normalize over a member's replicas
-    records_graphs: bool = False  # compiled stages become CUDA graphs
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        plan: Plan,
+        hosted: Hosted,
+        exchange: Carrier,
+        teacher: nn.Module | None = None,
+        replaced: Mapping[int, nn.Module] | None = None,
+    ):
+        """teacher: for methods that distill one. replaced: by member, the module that encodes in its place."""
+        self.hosted, self.exchange, self.seed = hosted, exchange, config.seed
+        self.pieces = config.optimizer.accumulate  # micro-batches per batch, to save memory
+        # Every branch sends its own crops of the batch through the trunk.
+        self.images_per_branch = config.structure == "branch" and config.data.per_member
+        self.records_graphs = config.compile == "graphs"  # compiled stages become CUDA graphs
+        wanted = method.probes.items() if hosted.members else ()
+        self.probes = [probe(term, hosted, plan.num_members, teacher) for probe, term in wanted]
         keeps = tuple(dict.fromkeys(name for probe in self.probes for name in probe.keeps))
-        if self.sync_batch_norm and self.exchange.replicas > 1:  # before DistributedDataParallel wraps the modules
-            for part in (*self.hosted.members.values(), *([self.hosted.trunk] if self.hosted.trunk else [])):
-                self.exchange.synchronize(part.module)
+        trunk = [hosted.trunk] if hosted.trunk else []
+        if config.ensemble.sync_batch_norm and exchange.replicas > 1:  # before DistributedDataParallel wraps modules
+            for part in (*hosted.members.values(), *trunk):
+                frozen = [*frozen_norms(part.module)]
+                exchange.synchronize(part.module, frozen)
                 if part.average is not None:  # a probe may run the average in training mode
-                    self.exchange.synchronize(part.average.module)
-        members = {index: self.hosted.member(index) for index in self.hosted.members}
-        own = {index: self.exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
-        self.modules: dict[int, nn.Module] = own | {**self.replaced}
-        self.together = Together([*members.values()], keeps) if self.grouped and len(members) > 1 else None
-        trunk = [self.hosted.trunk.module] if self.hosted.trunk else []
-        run = [*self.modules.values(), *([self.together] if self.together else []), *trunk]
+                    exchange.synchronize(part.average.module, frozen)
+        members = {index: hosted.member(index) for index in hosted.members}
+        own = {index: exchange.replicated(Encode(member, keeps)) for index, member in members.items()}
+        self.modules: dict[int, nn.Module] = own | {**(replaced or {})}
+        # As one network, if the plan says so; the result is equal up to rounding.
+        self.together = Together([*members.values()], keeps) if plan.grouped and len(members) > 1 else None
+        run = [*self.modules.values(), *([self.together] if self.together else []), *(part.module for part in trunk)]
         self.norms = {module: plain_norms(module) for module in run}
 
     @span("encode")

@@ -3,7 +3,7 @@
 Legend: M members, B inputs, D features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -90,7 +90,7 @@ class Carrier(Protocol):
 
     def sum_over_members(self, values: Tensor) -> Tensor: ...
 
-    def synchronize(self, module: nn.Module) -> None: ...
+    def synchronize(self, module: nn.Module, frozen: Collection[str]) -> None: ...
 
     def replicated(self, module: nn.Module) -> nn.Module: ...
 

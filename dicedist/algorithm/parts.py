@@ -53,7 +53,7 @@ class Part:
     def train(self) -> None:
         """Switch all modules but frozen ones to training mode."""
         self.module.train()
-        for norm in frozen_norms(self.module):
+        for norm in frozen_norms(self.module).values():
             norm.eval()
 
     def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:

@@ -17,11 +17,9 @@ def generator(device: torch.device | str, seed: int, purpose: str, *where: int) 
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, *where))
 
 
-@contextlib.contextmanager
-def initializing(seed: int, purpose: str, *where: int) -> Iterator[None]:
+def initializing(seed: int, purpose: str, *where: int) -> contextlib.AbstractContextManager[None]:
     """Seed torch's global CPU generator by key inside the context, for layers that draw their own initial weights."""
-    with drawing(torch.device("cpu"), seed, purpose, *where):
-        yield
+    return drawing(torch.device("cpu"), seed, purpose, *where)
 
 
 @contextlib.contextmanager

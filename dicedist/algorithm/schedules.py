@@ -4,9 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
-from dicedist.config.schema import Config, OptimizerConfig, SchedulesConfig
+from dicedist.config.schema import Config
 
 Knots = Sequence[Sequence[float]]  # [[epoch, value], ...], epochs ascending from 0
 COMPRESS_LATE: Knots = ((0, 100), (100, 10), (300, 4))  # log(beta) by epochs of 300: docs/results/compression.md
@@ -38,31 +38,15 @@ class ScheduleValues:
 
 
 class Schedules:
-    def __init__(
-        self,
-        config: SchedulesConfig,
-        optimizer: OptimizerConfig,
-        log_beta: Knots,
-        epochs: int,
-        rate: Callable[[float], float] | None = None,
-        steps_per_epoch: int = 1,
-        log_every: int = 1,
-        max_steps: int | None = None,
-    ):
+    def __init__(self, config: Config, rate: Callable[[float], float] | None = None, steps_per_epoch: int = 1):
         """rate: a trajectory's learning rate by epoch of the reference run; it replaces the optimizer's."""
-        self.own_rate, self.steps_per_epoch, self.log_every = rate, steps_per_epoch, log_every
-        self.last_step = min(epochs * steps_per_epoch, max_steps or epochs * steps_per_epoch)
-        self.config, self.optimizer, self.epochs = config, optimizer, epochs
-        self.rates = learning_rate_knots(config.learning_rate, optimizer.lr)
-        self.log_beta = log_beta
-        self.pace = config.reference_epochs / epochs if config.scale else 1.0
-
-    @classmethod
-    def of(cls, config: Config, rate: Callable[[float], float] | None = None, steps_per_epoch: int = 1) -> Self:
-        log_beta, every = config.bottleneck.log_beta, config.log.every_steps
-        log_beta = COMPRESS_LATE if log_beta == "auto" else log_beta
-        settings = (config.schedules, config.optimizer, log_beta, config.epochs)
-        return cls(*settings, rate, steps_per_epoch, every, config.max_steps)
+        self.config, self.optimizer, self.epochs = config.schedules, config.optimizer, config.epochs
+        self.own_rate, self.steps_per_epoch, self.log_every = rate, steps_per_epoch, config.log.every_steps
+        self.last_step = min(config.epochs * steps_per_epoch, config.max_steps or config.epochs * steps_per_epoch)
+        self.rates = learning_rate_knots(config.schedules.learning_rate, config.optimizer.lr)
+        log_beta = config.bottleneck.log_beta
+        self.log_beta: Knots = COMPRESS_LATE if log_beta == "auto" else log_beta
+        self.pace = config.schedules.reference_epochs / config.epochs if config.schedules.scale else 1.0
 
     def at_step(self, epoch: int, step: int) -> ScheduleValues:
         """Return the values at a step of an epoch."""

@@ -11,8 +11,8 @@ from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.objectives.distill import TeacherLogits
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.trajectories import Trajectories
-from dicedist.cluster.assembly import connect, host
-from dicedist.cluster.placement import DEFAULT_SIZE, Placement, place
+from dicedist.cluster.assembly import connect, host, placed
+from dicedist.cluster.placement import DEFAULT_SIZE
 from dicedist.cluster.world import World
 from dicedist.config import Config, compose_config
 from dicedist.config.plan import Plan
@@ -45,11 +45,6 @@ def with_method(config: Config, name: str, structure: str = "net") -> Config:
     return replace(changed, epochs=other.epochs, schedules=other.schedules)
 
 
-def placement_of(config: Config, num_ranks: int) -> Placement:
-    needs_w = Method(config.method).counterpart is not None
-    return place(num_ranks, config.ensemble.size, needs_w, ranks_of_w=config.redundancy.ranks)
-
-
 def plan_of(config: Config) -> Plan:
     """Return the plan of a config with a fixed size, for images."""
     assert isinstance(config.ensemble.size, int)
@@ -58,7 +53,8 @@ def plan_of(config: Config) -> Plan:
 
 def build_step(config: Config, world: World, extent: Extent = EXTENT) -> tuple[Step, Trajectories]:
     """Return the step of this rank, and the trajectories of its members. All ranks call this."""
-    method, placement = Method(config.method), placement_of(config, world.size)
+    method = Method(config.method)
+    placement = placed(config, method, world.size)
     plan = Plan.of(config, placement.num_members, config.data.image_shape)
     if TeacherLogits in method.probes:
         raise ValueError(f"method={method.name} needs a teacher, but bench loads none: choose another method")

@@ -73,10 +73,8 @@ def images_per_second(sizes: Iterator[int], seconds: float) -> float:
 
 def our_sizes(source: Source, config: DataConfig, batch_size: int) -> Iterator[int]:
     """Yield the sizes of an endless stream of batches."""
-    ours, epoch = Loader(source.train, config, source, batch_size, 0, pick_device(), [0]), 0
-    while True:
-        yield from (len(batch.labels_B) for batch in ours.epoch(epoch))
-        epoch += 1
+    ours = Loader(source.train, config, source, batch_size, 0, pick_device(), [0])
+    return (len(batch.labels_B) for batch in ours.endless())
 
 
 def their_sizes(loader: DataLoader) -> Iterator[int]:

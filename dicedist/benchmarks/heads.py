@@ -1,6 +1,6 @@
 """Heads on a frozen backbone: reading the images once, and a step on the features, each compared with a bare loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dicedist.algorithm.batch import Batch
 from dicedist.algorithm.build import build_trunk, read_shape
 from dicedist.benchmarks.building import build_step, plan_of, with_method, with_size
 from dicedist.benchmarks.costs import bare_optimizer, build_members
@@ -95,15 +94,8 @@ def bare_reading(source: Source) -> Callable[[], object]:
 def steps(config: Config, world: World, source: Source) -> Callable[[], object]:
     step = build_step(config, world)[0]
     loader = Loader(source.train, config.data, source, config.batch_size, 0, world.device, [0])
-    batches = endless(loader)
+    batches = loader.endless()
     return lambda: [step(next(batches)) for _ in range(STEPS)]
-
-
-def endless(loader: Loader) -> Iterator[Batch]:
-    epoch = 0
-    while True:
-        yield from loader.epoch(epoch)
-        epoch += 1
 
 
 def bare_steps(config: Config, source: Source) -> Callable[[], object]:

@@ -19,7 +19,7 @@ from dicedist.algorithm.objectives import View
 from dicedist.algorithm.schedules import ScheduleValues
 from dicedist.algorithm.step import Step
 from dicedist.algorithm.targets import Targets
-from dicedist.benchmarks.building import build_step
+from dicedist.benchmarks.building import build_step, plan_of
 from dicedist.benchmarks.processes import run_ranks
 from dicedist.benchmarks.simulation import PAIRS_OF_FOUR, compared_pairs, ranks_that_hide
 from dicedist.cluster.world import World, joined
@@ -77,7 +77,7 @@ class EmulatedStep(Step):
 
 def emulated(config: Config, world: World, durations: Durations) -> EmulatedStep:
     real, _ = build_step(config, world)
-    encoders = EmulatedEncoders(real.hosted, real.exchange, config.seed)
+    encoders = EmulatedEncoders(config, real.method, plan_of(config), real.hosted, real.exchange)
     step = EmulatedStep(real.method, real.hosted, real.exchange, encoders, real.schedules, real.loss)
     encoders.durations = step.durations = durations
     return step

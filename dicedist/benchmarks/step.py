@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from dicedist.algorithm.build import Extent
+from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.spans import listening
 from dicedist.algorithm.step import Step
-from dicedist.benchmarks.building import STEPS_PER_EPOCH, build_step, placement_of
+from dicedist.benchmarks.building import STEPS_PER_EPOCH, build_step
+from dicedist.cluster.assembly import placed
 from dicedist.cluster.process import this_rank, world_size
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config
@@ -26,11 +28,12 @@ WARM_UP, STEPS = 2, 6
 
 def step(config: Config) -> list[dict[str, Any]]:
     """Return seconds per span and images/s of every rank, in one process or under torchrun; only on rank 0."""
-    members = placement_of(config, world_size()).members_on(this_rank())
+    placement = placed(config, Method(config.method), world_size())
+    members = placement.members_on(this_rank())
     source = sources.load(config.data, labels_only=not members)
     with joined(config.distributed.timeout) as world:
         timed = build_step(config, world, Extent(source.num_classes, STEPS_PER_EPOCH))[0]
-        loader = Loader(source.train, config.data, source, config.batch_size, config.seed, world.device, members)
+        loader = Loader.of(config, source, placement, world.rank, world.device)
         spent = phases(timed, loader, world)
         seconds, busy = unwatched(timed, loader, world)
         own: dict[str, float | None] = {**spent, "step that nobody watches": seconds, "processor time of it": busy}

@@ -8,10 +8,16 @@ from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.step import Step
 from dicedist.cluster.exchange import Exchange
-from dicedist.cluster.placement import Placement
+from dicedist.cluster.placement import Placement, place
 from dicedist.cluster.world import FOREVER, World
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config
+
+
+def placed(config: Config, method: Method, num_ranks: int) -> Placement:
+    """Place the parts of a training on the ranks of one node."""
+    needs_w = method.counterpart is not None
+    return place(num_ranks, config.ensemble.size, needs_w, config.ensemble.replicas, ranks_of_w=config.redundancy.ranks)
 
 
 def connect(
@@ -20,7 +26,7 @@ def connect(
     """Build the exchange. All ranks call this, because it creates process groups."""
     traffic = method.traffic(sizes(config, method, plan, num_classes), num_classes, config.redundancy)
     wire = torch.bfloat16 if config.distributed.wire == "bf16" else None
-    return Exchange.between(placement, world.rank, world.device, traffic, wire, FOREVER)
+    return Exchange(placement, world.rank, world.device, traffic, wire, FOREVER)
 
 
 def host(config: Config, method: Method, plan: Plan, exchange: Exchange, num_classes: int) -> Hosted:

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 import uuid
@@ -22,10 +21,6 @@ from typing import Any
 CHANNEL = "DICEDIST_CHANNEL"  # the name of the socket, for the ranks
 LARGEST = 2**26  # bytes of a message
 MOMENT = 0.01  # seconds between two polls for a key
-
-
-def is_supported() -> bool:
-    return sys.platform == "linux"
 
 
 class Keeper:

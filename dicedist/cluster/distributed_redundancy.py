@@ -77,7 +77,7 @@ class DistributedRedundancy(nn.Module):
             features=("mean", "scale") if scales else ("mean",),
             compared=numbers,
         )
-        self.exchange = Exchange.between(placement, rank, torch.device(device), traffic)
+        self.exchange = Exchange(placement, rank, torch.device(device), traffic)
         self.members = placement.members_on(rank)
         self.own = own.to(device) if rank == placement.discriminator else None
         self.out_of_step_M = torch.zeros(num_members, dtype=torch.int64, device=device)

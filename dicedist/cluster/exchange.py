@@ -18,11 +18,10 @@ rows of the batch that it saw. w receives all rows; a receiving replica only get
 Legend: M members, B inputs, D features, K classes.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.counterpart import Division
 from dicedist.algorithm.messages import Answers, Fields, Gathered, Traffic
-from dicedist.algorithm.networks.batch_norm import synchronize
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronize
 from dicedist.algorithm.spans import span
 from dicedist.cluster.heartbeat import between_ranks
 from dicedist.cluster.placement import Placement
@@ -44,53 +43,30 @@ Routes = Mapping[tuple[int, int, int], tuple[str, ...]]  # (receiving rank, memb
 SENDING: list[tuple[dist.Work, Tensor]] = []
 
 
-@dataclass
 class Exchange:
     """The messages of this rank. In a single process every host is this rank, so nothing is ever sent."""
 
-    placement: Placement
-    rank: int
-    device: torch.device
-    widths: Mapping[str, Sequence[int]]  # for each field, the floats per input of each member
-    routes: Routes
-    compared: Sequence[int]  # the members whose fields w reads
-    features: tuple[str, ...] = ()  # the fields that w reads
-    gradients: tuple[str, ...] = ("mean",)  # the fields whose gradients w answers
-    outputs: tuple[str, ...] = ()  # other fields that w answers
-    member_group: dist.ProcessGroup | None = None
-    replica_group: dist.ProcessGroup | None = None  # the ranks of the member hosted here
-    w_group: dist.ProcessGroup | None = None  # the ranks that divide w
-    wire: torch.dtype | None = None  # of messages; None: torch's default float
-
-    @classmethod
-    def between(
-        cls,
+    def __init__(
+        self,
         placement: Placement,
         rank: int,
         device: torch.device,
         traffic: Traffic,
         wire: torch.dtype | None = None,
         timeout: timedelta | None = None,
-    ) -> Self:
+    ):
         """Build the exchange of this rank. All ranks call this, because it creates the groups of ranks with members.
 
-        timeout: of these groups, which do not inherit the default group's timeout; None: torch's own.
+        wire: the dtype of messages; None: torch's default float. timeout: of these groups, which do not inherit the
+        default group's timeout; None: torch's own.
         """
-        return cls(
-            placement,
-            rank,
-            device,
-            traffic.widths,
-            routes(placement, traffic),
-            traffic.compared,
-            traffic.features,
-            traffic.gradients,
-            traffic.outputs,
-            group_of(placement.member_ranks, timeout),
-            replica_group(placement, timeout),
-            group_of(placement.discriminators, timeout),
-            wire,
-        )
+        self.placement, self.rank, self.device, self.wire = placement, rank, device, wire
+        self.widths, self.features, self.compared = traffic.widths, traffic.features, traffic.compared
+        self.gradients, self.outputs = traffic.gradients, traffic.outputs
+        self.routes = routes(placement, traffic)
+        self.member_group = group_of(placement.member_ranks, timeout)
+        self.replica_group = replica_group(placement, timeout)  # the ranks of the member hosted here
+        self.w_group = group_of(placement.discriminators, timeout)  # the ranks that divide w
 
     @property
     def num_members(self) -> int:
@@ -230,12 +206,12 @@ class Exchange:
                 gradient_as_bucket_view=True,
             )
 
-    def synchronize(self, module: nn.Module) -> None:
+    def synchronize(self, module: nn.Module, frozen: Collection[str]) -> None:
         """Normalize a member's batch norms over the whole batch, on a GPU with torch's. All its ranks call this."""
         if self.device.type == "cuda":
-            nn.SyncBatchNorm.convert_sync_batchnorm(module, self.replica_group)
+            synchronize(module, lambda norm: nn.SyncBatchNorm.convert_sync_batchnorm(norm, self.replica_group), frozen)
         else:
-            synchronize(module, self.sum_over_replicas)
+            synchronize(module, lambda norm: SyncBatchNorm(norm, self.sum_over_replicas), frozen)
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
         """Return the differentiable sum over the ranks of a member. They call this in forward, and meet in backward."""

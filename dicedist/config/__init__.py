@@ -16,17 +16,6 @@ from dicedist.config.help import show_help
 from dicedist.config.schema import Config, Scope
 
 __all__ = [
-    "Config",
-    "Scope",
-    "changed_keys",
-    "check",
-    "choices_of",
-    "compose_config",
-    "compose_request",
-    "flatten",
-    "nearest",
-    "parse_config",
-    "refuse_unknown_sets",
-    "show_help",
-    "to_yaml",
-]
+    "Config", "Scope", "changed_keys", "check", "choices_of", "compose_config", "compose_request", "flatten",
+    "nearest", "parse_config", "refuse_unknown_sets", "show_help", "to_yaml",
+]  # fmt: skip

@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
-from dicedist.config.keys import keys_of
 from dicedist.config.schema import (
     AUGMENTATIONS,
     AUGMENTS,
@@ -21,6 +20,7 @@ from dicedist.config.schema import (
     RedundancyConfig,
     ResumingConfig,
     SchedulesConfig,
+    keys_of,
 )
 
 CHANGEABLE = ("optimizer.", "redundancy.", "bottleneck.", "schedules.")  # keys that change no shape and no image
@@ -124,7 +124,11 @@ def check_rules(config: Any, prefix: str = "") -> None:
         if not key.startswith(prefix):
             continue
         value = attrgetter(key.removeprefix(prefix))(config)
-        if value is not None and not is_right(value):
+        try:
+            fits = value is None or is_right(value)
+        except TypeError:  # from Python, a value may have any type
+            fits = False
+        if not fits:
             raise ValueError(f"{key}={value}: write {words}")
 
 
@@ -246,11 +250,6 @@ def check_training(config: Config) -> None:
         )
     if optimizer.accumulate > 1 and config.compile == "graphs":
         raise ValueError(f"optimizer.accumulate={optimizer.accumulate} cannot be recorded: write compile=true")
-
-
-def check_calibration(calibration: Any) -> None:
-    """Check the calibration keys of a training, or of a command, where they may be null."""
-    check_rules(calibration, "calibration.")
 
 
 def check_data(data: DataConfig) -> None:

@@ -6,9 +6,8 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from dicedist.config.compose import choices_of, groups
-from dicedist.config.keys import keys_of
 from dicedist.config.requests import EvaluateRequest, ExportRequest, PredictRequest
-from dicedist.config.schema import Config
+from dicedist.config.schema import Config, keys_of
 
 SCHEMAS: dict[str, Any] = {
     "train": Config,

@@ -18,9 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dicedist.config.cells import Cells, read_cells
 from dicedist.config.checks import check, check_limits
-from dicedist.config.keys import keys_of
 from dicedist.config.literal import in_hydras_words, literal, parsed
-from dicedist.config.schema import Config, OodConfig, Scope
+from dicedist.config.schema import Config, OodConfig, Scope, keys_of
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGED = PACKAGE / "conf"  # in a wheel; in a checkout conf/ is next to the package

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from omegaconf import OmegaConf
 
 from dicedist.config.compose import by_folder, choices_of, composed, groups
-from dicedist.config.keys import keys_of
+from dicedist.config.schema import keys_of
 
 USUAL = (
     "data.root", "data.size", "structure", "ensemble.size", "epochs", "batch_size", "optimizer.lr", "redundancy.delta",

@@ -6,7 +6,8 @@ refusals are fast.
 
 import enum
 from collections.abc import Sequence
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from dicedist.config.extras import mlflow_suffices
@@ -178,8 +179,8 @@ class NetworkConfig(Frozen):
         default=None,
     )
     freeze: str = key(
-        "layers that are not trained: none | stem | all | up to a stage, as stage3, or to a module, as layer3 | "
-        "trunk: everything that branches share, which then reads every image only once",
+        "layers that are not trained: none | norms: batch norms of pretrained weights | stem | all | up to a stage, as "
+        "stage3, or to a module, as layer3 | trunk: everything that branches share, which then reads every image once",
         default="none",
     )
 
@@ -559,3 +560,15 @@ class Config(Frozen):
         """Return the name of the checkpoint part that holds this predictor."""
         along = self.trajectory["kind"] != "none"
         return sample_name(*divmod(number, self.samples)) if along else f"member-{number}"
+
+
+@cache
+def keys_of(schema: Any) -> dict[str, Field[Any]]:
+    """Return every key of a schema by its full name, as redundancy.delta, with its field. Groups are included."""
+    found = {}
+    for entry in fields(schema):
+        found[entry.name] = entry
+        group: Any = entry.type
+        if is_dataclass(entry.type):
+            found |= {f"{entry.name}.{name}": inner for name, inner in keys_of(group).items()}
+    return found

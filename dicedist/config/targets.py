@@ -21,9 +21,11 @@ def standing_for(key: str, thing: Any) -> Iterator[None]:
     before = dict(_handed_over)
     if thing is not None:
         _handed_over[key] = thing
-    yield
-    _handed_over.clear()
-    _handed_over.update(before)
+    try:
+        yield
+    finally:
+        _handed_over.clear()
+        _handed_over.update(before)
 
 
 def name_of(thing: Any) -> str:

@@ -19,7 +19,7 @@ from nvidia.dali import Pipeline, fn, types
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
-from dicedist.data.augmentation import padding
+from dicedist.data.augmentation import padding, with_border
 from dicedist.data.images import open_image
 from dicedist.data.pipeline import RawBatch, RawEncoded, TorchPipeline, ahead
 from dicedist.data.sources import Source
@@ -61,8 +61,7 @@ class DaliPipeline:
         raw: RawBatch = next(self.raw)
         images_BHWC, drawn = raw
         assert drawn is not None
-        reach = padding(self.config.size)
-        padded = torch.nn.functional.pad(images_BHWC, (0, 0, reach, reach, reach, reach))
+        padded, reach = with_border(images_BHWC), padding(self.config.size)
         top_B, left_B = ((drawn.starts_B2 + reach) / (2 * reach)).unbind(1)
         # numpy, because DALI asks the CUDA driver about every torch tensor, even on machines without a driver
         return tuple(fed.contiguous().numpy() for fed in (padded, left_B, top_B, drawn.flips_B.int()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from dicedist.algorithm.randomness import generator
-from dicedist.data.sets.own import class_names_of, listed_classes
+from dicedist.data.sets.own import Items, class_names_of, labels_of, listed_classes
 from dicedist.data.sources import place_in_class
 
 TEST_FRACTION = 0.2  # of each class, if no test set is given
@@ -96,10 +96,16 @@ def as_array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+class Labels(Items):
+    """Items whose inputs are not converted, because only their classes are read."""
+
+    def item(self, row: int) -> tuple[Any, int]:
+        return self.pair(row)
+
+
 def divided(dataset: Any) -> tuple[Labeled, Labeled]:
     """Split a dataset into training and test items, by class, always in the same way."""
-    known = listed_classes(dataset)
-    labels_N = torch.as_tensor(np.asarray([dataset[row][1] for row in range(len(dataset))] if known is None else known))
+    labels_N = torch.from_numpy(labels_of(Labels(dataset, "train", size=0, channels=3)))
     shuffled_N = torch.randperm(len(labels_N), generator=generator("cpu", 0, "test split"))
     counts_K = labels_N.bincount()
     held_K = (counts_K * TEST_FRACTION).round().long().clamp(max=counts_K - 1)

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from dicedist.algorithm.batch import Batch, paired, share
-from dicedist.config.schema import DataConfig
+from dicedist.cluster.placement import Placement
+from dicedist.config.schema import Config, DataConfig
 from dicedist.data import uses_dali
 from dicedist.data.augmentation import (
     Drawn,
@@ -106,6 +107,18 @@ class Loader:
         self.viewers = own if config.per_member else [()] * bool(members)  # (): one view for all members
         self.pipeline = pipeline_for(config, replace(source, train=split), batch_size, device) if members else None
         self.finish = Finish(config, source, seed, device)
+
+    @classmethod
+    def of(cls, config: Config, source: Source, placement: Placement, rank: int, device: torch.device) -> Self:
+        """Build the loader of a rank in a training."""
+        members, replica = placement.members_on(rank), placement.replica_on(rank)
+        replicas, mixes = placement.replicas if members else 1, config.loss.mixes
+        settings = (config.data, source, config.batch_size, config.seed, device)
+        return cls(source.train, *settings, members, replica, replicas, mixes)
+
+    def endless(self) -> Iterator[Batch]:
+        """Yield the batches of one epoch after another."""
+        return itertools.chain.from_iterable(map(self.epoch, itertools.count()))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches from step `start` on, the same as in an uninterrupted epoch."""

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from dicedist.data.prepared import Prepared, home
 from dicedist.data.sets import OPENED, SETS
 from dicedist.data.sets.own import Items
 from dicedist.data.sets.vectors import SETS as VECTOR_SETS
+
+if TYPE_CHECKING:
+    from dicedist.data.frozen import FrozenTrunk
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +69,6 @@ class Split:
         return self.take(torch.arange(len(self)))
 
 
-class Reads(Protocol):
-    def read(self, split: Split, source: "Source") -> Split:
-        """Return the split with outputs."""
-
-
 @dataclass(frozen=True)
 class Source:
     name: str
@@ -83,7 +81,7 @@ class Source:
     test: Split
     data_digest: str  # of all pixels and labels, and of the splits
     kind: str = IMAGES  # or vectors
-    trunk: "Reads | None" = None  # a frozen trunk reads every split once, and members read its outputs
+    trunk: "FrozenTrunk | None" = None  # a frozen trunk reads every split once, and members read its outputs
     columns: tuple[str, ...] | None = None  # names of the values of a vector, if the table has names
 
     @property
@@ -105,6 +103,9 @@ def load(config: DataConfig, labels_only: bool = False) -> Source:
     prepared = prepare(config)
     about = prepared.about
     whole, tested = (whole_split(prepared, name, None if labels_only else config) for name in ("train", "test"))
+    if len(whole.labels_N.unique()) < 2:
+        only = printable(about["class_names"][int(whole.labels_N[0])])
+        raise ValueError(f"data={config.name}: all training inputs are of the class {only}: give at least two classes")
     train_rows, val_rows = holdout(whole.labels_N, config)
     held = part(whole, val_rows)
     if config.split == "given":

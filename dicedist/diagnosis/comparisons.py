@@ -55,13 +55,10 @@ class Comparison:
         keys = tuple(alone) if self.against is None else self.against
         return Case(keys, self.rounding.dtype, self.rounding.unit, self.in_a_row)
 
-    @property
-    def reads_the_cpu(self) -> bool:
-        return self.against is None and not self.on_gpus_only
-
     def starts(self, machine: Machine) -> list[Start]:
         """Return the training and its reference. On the CPU a training in one process is its own reference."""
-        reference = Start(1, self.reference, self.reads_the_cpu, self.variables)
+        on_cpu = self.against is None and not self.on_gpus_only
+        reference = Start(1, self.reference, on_cpu, self.variables)
         if self.ranks == 1 and self.keys == self.reference.keys and not machine.on_gpu:
             return [reference, reference]
         return [Start(self.ranks, replace(self.reference, keys=self.keys, disturbed=None)), reference]

@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> None:
     received = {(one, other): () for one in range(members) for other in range(members)}
     traffic = Traffic({"mean": [WIDTH] * members}, received, ("mean",), range(members))
     with joined(TIMEOUT) as world:
-        exchange = Exchange.between(placement, world.rank, world.device, traffic)
+        exchange = Exchange(placement, world.rank, world.device, traffic)
         mark = torch.zeros(1, dtype=torch.int64, device=world.device)
         own = {
             member: {"mean": torch.full((BATCH, WIDTH), float(member), device=world.device)}

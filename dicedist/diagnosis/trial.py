@@ -6,7 +6,6 @@ cases as JSON.
 
 import contextlib
 import gc
-import itertools
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.randomness import generator
 from dicedist.algorithm.step import Step
-from dicedist.cluster.assembly import assemble
-from dicedist.cluster.placement import Placement, place
+from dicedist.cluster.assembly import assemble, placed
+from dicedist.cluster.placement import Placement
 from dicedist.cluster.process import command, tune_malloc, world_size
 from dicedist.cluster.world import World, joined
 from dicedist.config import Config, compose_config
@@ -55,7 +54,8 @@ def run(arguments: Sequence[str]) -> None:
     file, steps, text = arguments
     tune_malloc()
     cases = [Case(**{**case, "keys": tuple(case["keys"])}) for case in json.loads(text)]
-    with joined(TIMEOUT, placed(compose_config(cases[0].keys)).parts) as world:
+    config = compose_config(cases[0].keys)
+    with joined(TIMEOUT, placed(config, Method(config.method), world_size()).parts) as world:
         found = [world.control.report(follow(case, int(steps), world)) for case in cases]
         if world.reports:
             Path(file).write_text(json.dumps(found))
@@ -64,7 +64,8 @@ def run(arguments: Sequence[str]) -> None:
 def follow(case: Case, num_steps: int, world: World) -> dict[str, Any]:
     """Train. Return the values of each step on this rank, the twin's values, and the memory. All ranks call this."""
     config, draws = compose_config(case.keys), contextlib.nullcontext() if case.in_a_row else SameDraws()
-    placement = placed(config)
+    method = Method(config.method)
+    placement = placed(config, method, world_size())
     members = placement.members_on(world.rank)
     source = sources.load(config.data, labels_only=not members)
     forget_the_peak(world.device)
@@ -79,15 +80,10 @@ def follow(case: Case, num_steps: int, world: World) -> dict[str, Any]:
                 values: list[Values] = [step(batch).values for step in steps]
             outcomes.append(values if case.in_a_row else [as_numbers(own) for own in values])
         given.close()
-    method, plan = Method(config.method), plan_of(config, placement, source)
+    plan = plan_of(config, placement, source)
     said = footprint(config, method, plan, members, world.rank in placement.discriminators, source.num_classes)
     followed = [[as_numbers(values) for values in own] for own in zip(*outcomes, strict=True)]
     return {"values": followed[0], "disturbed": followed[-1], "bytes": taken(steps[0], sum(said.values()))}
-
-
-def placed(config: Config) -> Placement:
-    size, needs_w = config.ensemble.size, Method(config.method).counterpart is not None
-    return place(world_size(), size, needs_w, config.ensemble.replicas, ranks_of_w=config.redundancy.ranks)
 
 
 def plan_of(config: Config, placement: Placement, source: Source) -> Plan:
@@ -103,15 +99,9 @@ def batches(
     case: Case, config: Config, placement: Placement, world: World, source: Source
 ) -> Generator[Batch, None, None]:
     """Yield the batches of all epochs in the dtype of the case, prepared on the CPU unless the case is in a row."""
-    members = placement.members_on(world.rank)
-    replica, replicas = placement.replica_on(world.rank), placement.replicas if members else 1
-    read_on, size = world.device if case.in_a_row else torch.device("cpu"), config.batch_size
-    mixes, dtype = config.loss.mixes, getattr(torch, case.dtype)
-    loader = Loader(
-        source.train, config.data, source, size, config.seed, read_on, members, replica, replicas, mixes
-    )  # fmt: skip
-    with contextlib.closing(loader):
-        for batch in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
+    read_on, dtype = world.device if case.in_a_row else torch.device("cpu"), getattr(torch, case.dtype)
+    with contextlib.closing(Loader.of(config, source, placement, world.rank, read_on)) as loader:
+        for batch in loader.endless():
             labels_B, *images = (to_device(t, world.device) if t.is_cpu else t for t in (batch.labels_B, *batch.images))
             yield replace(batch, labels_B=labels_B, images=[view.to(dtype) for view in images])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dicedist import metrics
-from dicedist.config.checks import check_calibration
+from dicedist.config.checks import check_rules
 from dicedist.config.schema import OOD_SCORES, CalibrationConfig
 from dicedist.console.lines import plural, warn
 from dicedist.evaluation.about import About, misfits
@@ -195,7 +195,7 @@ def aimed(own: CalibrationConfig, asked: Mapping[str, Any]) -> CalibrationConfig
     """Return a run's targets, overridden by those of a command; a risk replaces a coverage."""
     named = {key: value for key, value in asked.items() if value is not None}
     aims = CalibrationConfig(**{**asdict(own), **({"coverage": None} if "risk" in named else {}), **named})
-    check_calibration(aims)
+    check_rules(aims, "calibration.")
     return aims
 
 

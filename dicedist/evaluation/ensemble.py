@@ -111,21 +111,15 @@ class Ensemble(nn.Module):
         run). trusted: import and run the user's own network class, which the run names. model: the function that `fit`
         was given, if it cannot be imported.
         """
-        with standing_for("network", model):
-            return Ensemble._load(source, members, average, images, trusted)
-
-    @staticmethod
-    def _load(
-        source: str | Path, members: Sequence[int] | str | None, average: str | None, images: str, trusted: bool
-    ) -> "Ensemble":
         path = Path(source)
-        if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
-            from dicedist.evaluation.loading import load_ensemble
+        with standing_for("network", model):
+            if is_url(source) or path.suffix not in (".safetensors", ".pt2", ".onnx") or path.is_dir():
+                from dicedist.evaluation.loading import load_ensemble
 
-            return load_ensemble(source, listed(members), average, images, trusted)
-        from dicedist.evaluation.formats import read
+                return load_ensemble(source, listed(members), average, images, trusted)
+            from dicedist.evaluation.formats import read
 
-        ensemble = read(path, trusted)
+            ensemble = read(path, trusted)
         if average not in (None, ensemble.about.average) or images not in ("uint8", ensemble.about.images):
             raise ValueError(f"{path} was exported with its own average and images: leave these out, or load the run")
         return ensemble if members is None else ensemble[ensemble.places_of(listed(members))]
@@ -152,37 +146,32 @@ class Ensemble(nn.Module):
             if not isinstance(member, nn.Module):
                 raise ValueError(f"member {number} is a {type(member).__name__}: give torch modules")
         copies = [copy.deepcopy(member) for member in members]
-        names = [str(label) for label in range(class_names)] if isinstance(class_names, int) else list(class_names)
         about = About(
             run="", step=0, members=list(range(len(copies))), networks=[type(member).__name__ for member in copies],
-            target=None, trunk=None, compared=[], conditional=False, class_names=names, mean=list(mean), std=list(std),
-            size=size, images="uint8", average=average, temperature=temperature, gives_logits=True,
+            target=None, trunk=None, compared=[], conditional=False, class_names=names_of(class_names),
+            mean=floats(mean), std=floats(std), size=size, images="uint8", average=average, temperature=temperature,
+            gives_logits=True,
         )  # fmt: skip
+        refuse_misfits(about)
         ensemble = cls(about, nn.Identity(), copies, [nn.Identity() for _ in copies]).frozen()
-        ensemble.refuse_misfits()
+        ensemble.refuse_other_outputs()
         return ensemble
 
-    def refuse_misfits(self) -> None:
-        about, wanted = self.about, [2, len(self.about.class_names)]
-        if not self.encoders:
-            raise ValueError("there is no member in the list: give at least one network")
-        if about.average not in ("logits", "probabilities"):
-            raise ValueError(f"average={about.average}: write logits or probabilities")
-        if not about.temperature > 0:
-            raise ValueError(f"temperature={about.temperature}: write a number above 0")
-        fits = 0 < len(about.mean) == len(about.std) <= MOST_CHANNELS and min(about.std) > 0
-        if not fits or not all(math.isfinite(x) for x in (*about.mean, *about.std)):
-            both = f"mean={tuple(about.mean)} and std={tuple(about.std)}"
-            raise ValueError(f"{both}: give one number for each channel, a std above 0")
-        black = torch.zeros(2, *about.input_shape, device=next(self.encoders.parameters()).device)
+    @torch.no_grad()
+    def refuse_other_outputs(self) -> None:
+        """Raise a ValueError if a member does not return finite logits for two black images."""
+        black, wanted = torch.zeros(2, *self.about.input_shape, device=self.device), [2, len(self.about.class_names)]
         for number, member in enumerate(self.encoders):
             try:
-                shape = list(member(black).shape)
-            except (RuntimeError, ValueError) as error:
-                reason = " ".join(str(error).split())[:200]
+                logits = member(black)
+            except Exception as error:  # the user's code raises anything
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise ValueError(f"member {number} cannot read images {list(black.shape)}: {reason}") from error
-            if shape != wanted:
-                raise ValueError(f"member {number} makes {shape} of 2 images, where {wanted} logits are needed")
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            if found != wanted:
+                raise ValueError(f"member {number} makes {found} of 2 images, where {wanted} logits are needed")
+            if not logits.isfinite().all():
+                raise ValueError(f"member {number} makes NaN or infinite logits of black images: check its weights")
 
     def calibrate(self, val: Any, **targets: Any) -> Self:
         """Choose temperature, label sets and thresholds on held-out inputs, for `predict`, `save` and `export`.
@@ -218,7 +207,8 @@ class Ensemble(nn.Module):
         """
         from dicedist.evaluation.standalone import evaluate
 
-        return evaluate(self, test, val, train, ood or {}, ood_scores or {}, folds, output)
+        sets, scores = ({} if given is None else given for given in (ood, ood_scores))
+        return evaluate(self, test, val, train, sets, scores, folds, output)
 
     def save(self, path: str | Path, model: Callable[[], nn.Module] | None = None) -> Path:
         """Write the weights and everything that prediction needs to a .safetensors file, which `load` reads.
@@ -226,11 +216,7 @@ class Ensemble(nn.Module):
         model: builds one member, if the ensemble comes from `from_members`. The file stores its import path.
         `Ensemble.load(path, trusted=True)` imports it; `Ensemble.load(path, model=...)` uses the given function.
         """
-        if self.about.gives_logits:
-            if model is None:
-                raise ValueError(
-                    "networks trained elsewhere are built by your code: write save(path, model=make_network)"
-                )
+        if self.about.gives_logits and model is not None:
             self.about = replace(self.about, target=name_of(model))
         with standing_for("network", model):
             return self.export(Path(path).with_suffix(".safetensors"))
@@ -242,6 +228,8 @@ class Ensemble(nn.Module):
         path = Path(path)
         if path.suffix.removeprefix(".") not in FORMATS:
             raise ValueError(f"{path}: write a file that ends in .{', .'.join(FORMATS)}")
+        if path.suffix == ".safetensors" and self.about.gives_logits and self.about.target is None:
+            raise ValueError("networks trained elsewhere are built by your code: write save(path, model=make_network)")
         export(self, path, path.suffix.removeprefix("."), random_inputs(self.about))
         return path
 
@@ -290,7 +278,7 @@ class Ensemble(nn.Module):
         """
         with torch.inference_mode():
             given = inputs.Inputs(images, self.about, batch_size)
-            answered = [self.answer(batch.to(self.device)) for batch in given]
+            answered = [refuse_nan(self.answer(batch.to(self.device))) for batch in given]
             return Prediction.of(self.about, answered, given.paths, given.left_out)
 
     def features(self, images: Any, batch_size: int = BATCH) -> list[Tensor]:
@@ -487,6 +475,7 @@ def restored(
 ) -> Ensemble:
     """Build the ensemble of these weights, which are named as in the ensemble. held: of a shard, without heads."""
     places = range(len(about.members)) if held is None else held
+    misfit = ValueError(f"{origin} is of another network, method or number of classes")
     try:
         if places and is_larger(about, len(places), weights):
             raise IndexError  # building it could take all memory or time
@@ -496,11 +485,14 @@ def restored(
         ensemble = Ensemble(about, trunk, encoders, classifiers, bottlenecks, held)
         if held is None:
             ensemble.with_heads(weights)
-        ensemble.load_state_dict(weights)
     except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
         if trusted and about.target:
             raise  # the user's own code may have raised it
-        raise ValueError(f"{origin} is of another network, method or number of classes") from error
+        raise misfit from error
+    try:
+        ensemble.load_state_dict(weights)
+    except RuntimeError as error:
+        raise misfit from error
     return ensemble.frozen()
 
 
@@ -515,8 +507,48 @@ def is_larger(about: About, num_members: int, weights: dict[str, Tensor]) -> boo
     return max(num_members, options.get("depth") or 0) > len(weights) or max(asked) > widest
 
 
+def names_of(class_names: Sequence[str] | int) -> list[str]:
+    names = [str(label) for label in range(class_names)] if isinstance(class_names, int) else list(class_names)
+    if len(names) < 2 or isinstance(class_names, str):
+        raise ValueError(f"class_names={class_names!r}: give the names of at least two classes, or their number")
+    return names
+
+
+def floats(values: Any) -> list[float]:
+    """Return the mean or std of each channel in a type that JSON can hold."""
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"mean or std is {values!r}: give one number for each channel") from error
+
+
+def refuse_misfits(about: About) -> None:
+    """Raise a ValueError if networks from elsewhere cannot be an ensemble of this description."""
+    if not about.members:
+        raise ValueError("there is no member in the list: give at least one network")
+    if not isinstance(about.size, int) or about.size < 1:
+        raise ValueError(f"size={about.size}: write the side of the images in pixels, a whole number from 1")
+    if about.average not in ("logits", "probabilities"):
+        raise ValueError(f"average={about.average}: write logits or probabilities")
+    if not 0 < about.temperature < math.inf:
+        raise ValueError(f"temperature={about.temperature}: write a number above 0")
+    fits = 0 < len(about.mean) == len(about.std) <= MOST_CHANNELS and min(about.std) > 0
+    if not fits or not all(math.isfinite(x) for x in (*about.mean, *about.std)):
+        both = f"mean={tuple(about.mean)} and std={tuple(about.std)}"
+        raise ValueError(f"{both}: give one number for each channel, a std above 0")
+
+
 def largest(logits_NK: Tensor) -> Tensor:
     return logits_NK.softmax(1).amax(1).float()
+
+
+def refuse_nan(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the answers of a batch. Raise a ValueError if a member gave NaN: the label would be meaningless."""
+    broken_M = answers["member_logits"].isnan().any(2).any(0)
+    if broken_M.any():
+        place = int(broken_M.int().argmax())
+        raise ValueError(f"the member at place {place} gave NaN logits: check its weights, or leave it out")
+    return answers
 
 
 def listed(members: Sequence[int] | str | None) -> list[int] | str | None:

@@ -146,17 +146,22 @@ class Evaluator(Reader):
         if chosen is None:
             if not len(self.source.val) and targets.source != "test":
                 return
-            default_score = available(targets.ood_score, held_out.feature_scores)
-            if default_score != targets.ood_score:
-                warn(
-                    f"calibration.ood_score={targets.ood_score}: these members lack this score, so "
-                    f"{default_score} is used"
-                )
-            targets, kept = replace(targets, ood_score=default_score), held_out.feature_scores
-            chosen = calibration.fit(held_out.logits_MNK, held_out.labels_N, average, targets, kept)
+            chosen = self.calibrate(held_out, targets)
+            kept = held_out.feature_scores
             findings.tensors |= calibration.kept(held_out.logits_MNK, held_out.labels_N, kept)
         came_to = calibration.tested(chosen, test.logits_MNK, test.labels_N, average, test.feature_scores)
         findings.result["calibration"] = {**asdict(chosen), "test": came_to}
+
+    def calibrate(self, held_out: Collected, targets: CalibrationConfig) -> calibration.Calibration:
+        """Choose temperature, label sets and thresholds. A score that these members lack is replaced by another."""
+        default_score = available(targets.ood_score, held_out.feature_scores)
+        if default_score != targets.ood_score:
+            warn(
+                f"calibration.ood_score={targets.ood_score}: these members lack this score, so {default_score} is used"
+            )
+        targets = replace(targets, ood_score=default_score)
+        logits_MNK, labels_N = held_out.logits_MNK, held_out.labels_N
+        return calibration.fit(logits_MNK, labels_N, self.about.average, targets, held_out.feature_scores)
 
     def independence(self, means_MBD: Tensor, labels_B: Tensor) -> Tensor:
         device = self.ensemble.device

@@ -177,8 +177,10 @@ class Program(Ensemble):
             raise ValueError(f"{self.path} was exported by an earlier version of dicedist: export the run again")
         return outputs
 
-    def features(self, images: Any, batch_size: int = 0) -> list[Tensor]:
+    def refuse(self, *_: Any, **__: Any) -> Any:
         raise ValueError(f"{self.path} only predicts: load the run, or export it as safetensors")
+
+    features = calibrate = evaluate = export = save = refuse
 
     def __getitem__(self, index: Any) -> Ensemble:
         raise ValueError(f"{self.path} holds all members in one graph: load the run, or export it as safetensors")

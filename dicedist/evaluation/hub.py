@@ -9,6 +9,7 @@ from torch import nn
 
 from dicedist import __version__
 from dicedist.config.extras import require
+from dicedist.data.remote import reason_of
 from dicedist.evaluation import card
 from dicedist.evaluation.about import VECTORS
 from dicedist.evaluation.card import FIGURES, Evaluated
@@ -77,7 +78,7 @@ def push(
                 repo_id=name, folder_path=folder, commit_message=f"Ensemble of {members} members, by dicedist"
             )
         except (HfHubHTTPError, OSError) as error:
-            raise ValueError(f"{name} was not pushed: {one_line(error)}") from error
+            raise ValueError(f"{name} was not pushed: {reason_of(error)}") from error
     return str(pushed.commit_url)
 
 
@@ -97,9 +98,5 @@ def pull(
         try:
             path = Path(hf_hub_download(str(source), WEIGHTS, revision=revision, token=token))
         except (HfHubHTTPError, OSError, ValueError) as error:
-            raise ValueError(f"{source} is neither a folder nor on the hub: {one_line(error)}") from error
+            raise ValueError(f"{source} is neither a folder nor on the hub: {reason_of(error)}") from error
     return Ensemble.load(path, trusted=trusted, model=model)
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

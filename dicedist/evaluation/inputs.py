@@ -180,6 +180,8 @@ def to_NHWC(array: NDArray[Any] | Tensor, about: About) -> Tensor:
     Gray images may come without channels, as [N, H, W] or [H, W].
     """
     C = about.input_shape[0]
+    if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
+        raise ValueError(f"images are an array of {array.dtype}: give uint8 in 0..255 or floats in 0..1")
     values = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if C == 1 and (values.ndim == 2 or values.ndim == 3 and 1 not in (values.shape[0], values.shape[2])):
         values = values[..., None]

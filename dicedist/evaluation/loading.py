@@ -12,6 +12,7 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.objectives import Method
 from dicedist.cluster.control import ALONE, Control
 from dicedist.config.plan import Plan
+from dicedist.config.requests import EnsembleRequest
 from dicedist.config.schema import AVERAGES, Config
 from dicedist.console.lines import warn
 from dicedist.data import sources
@@ -64,6 +65,12 @@ def load_ensemble(
             "calibrated fields come from the members' mean"
         )
     return ensemble
+
+
+def load_requested(run: Run, request: EnsembleRequest, images: str = "uint8") -> Ensemble:
+    """Load the ensemble that the keys of a command name."""
+    asked, trusted = asdict(request.calibration), request.network.trusted
+    return load_ensemble(run, request.members, request.average, images, trusted, asked=asked, which=request.checkpoint)
 
 
 def read_checkpoint(

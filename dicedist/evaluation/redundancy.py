@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dicedist.algorithm.build import build_counterpart
 from dicedist.algorithm.counterpart import Features
@@ -16,12 +15,9 @@ from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.memory import ClassMemory
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.pairs import Partners
-from dicedist.algorithm.parts import Hosted
 from dicedist.algorithm.randomness import generator, initializing
 from dicedist.algorithm.schedules import ScheduleValues
-from dicedist.cluster.control import Control
 from dicedist.cluster.heartbeat import advance
-from dicedist.cluster.placement import Placement
 from dicedist.config.plan import Plan
 from dicedist.config.schema import Config, RedundancyConfig
 from dicedist.console.progress import Stage, silent
@@ -171,28 +167,6 @@ def saved_w(config: Config, method: Method, plan: Plan, found: Checkpoint, num_c
         return None
     w = build_w(config, method, plan, num_classes)
     w.network.load_state_dict(weights_of_w(checkpoint.tensors_of(found, "discriminator")))
-    return w
-
-
-def sent_w(
-    config: Config,
-    method: Method,
-    plan: Plan,
-    placement: Placement,
-    control: Control,
-    hosted: Hosted,
-    num_classes: int,
-) -> Discriminator | None:
-    """Return a copy of w on rank 0, averaged over its last steps; None if the method has no w. All ranks call this."""
-    if method.estimator is None or placement.discriminator is None:
-        return None
-    average = hosted.discriminator and hosted.discriminator.average
-    own = {} if average is None else {0: parameters_to_vector(average.module.parameters()).cpu()[None]}
-    received = control.collect(own, [placement.discriminator])
-    if received is None:
-        return None
-    w = build_w(config, method, plan, num_classes)
-    vector_to_parameters(received[0][0], w.parameters())
     return w
 
 

@@ -235,7 +235,7 @@ def verify(path: Path, name: str, size: int, sha256: str) -> None:
 def restore(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     for part in parts:
         tensors = tensors_of(checkpoint, part.name, part.module)
-        load_weights(part.module, tensors)
+        part.module.load_state_dict(of_kind(WEIGHTS, tensors))
         load_optimizer(part, tensors)
         # If the checkpoint has no moving average, the average starts with the weights of the next step.
         if part.average is not None and (average := of_kind(AVERAGE, tensors)):
@@ -281,15 +281,11 @@ def of_kind(prefix: str, tensors: Tensors) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def load_weights(module: nn.Module, tensors: Tensors) -> None:
-    module.load_state_dict(of_kind(WEIGHTS, tensors))
-
-
 def load_optimizer(part: Part, tensors: Tensors) -> None:
     parameters = dict(part.module.named_parameters())
     for full_name, value in tensors.items():
         kind, *rest = full_name.split(".", 2)
-        optimizer = optimizers_of(part).get(kind)
+        optimizer = part.optimizers.get(kind)
         if optimizer is not None:
             key, name = rest
             like = parameters[name]
@@ -300,16 +296,11 @@ def load_optimizer(part: Part, tensors: Tensors) -> None:
             optimizer.state[like][key] = value
 
 
-def optimizers_of(part: Part) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of a part, by the names of their states in a checkpoint."""
-    return part.optimizers
-
-
 def state(part: Part) -> Tensors:
     tensors = {f"{WEIGHTS}{name}": value for name, value in part.module.state_dict().items()}
     if part.average is not None:
         tensors |= {f"{AVERAGE}{name}": value for name, value in part.average.state_dict().items()}
-    for kind, optimizer in optimizers_of(part).items():
+    for kind, optimizer in part.optimizers.items():
         for name, parameter in part.module.named_parameters():
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):

@@ -19,12 +19,10 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # erro
 MOMENT = 1.0  # seconds in which filelock removes the file of a process that has ended
 
 
-@contextlib.contextmanager
-def run_lock(run: "Run") -> Iterator[None]:
+def run_lock(run: "Run") -> contextlib.AbstractContextManager[None]:
     """Let only one process write to the folder of a run. Create the folder if needed."""
     run.directory.mkdir(parents=True, exist_ok=True)
-    with locked(run.lock_file, f"{run} is in use", "choose another run.name"):
-        yield
+    return locked(run.lock_file, f"{run} is in use", "choose another run.name")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import Popen
 
 import torch
 
@@ -13,8 +12,7 @@ from dicedist.cluster.process import EXIT_STOPPED
 from dicedist.cluster.signals import Stopped
 from dicedist.console.lines import duration, say
 from dicedist.console.progress import Progress
-from dicedist.runs.jobs import Job
-from dicedist.runs.warm import Fork
+from dicedist.runs.jobs import Job, Process, ended_on_stop
 
 POLL = 0.5  # seconds
 INTERVAL = 60.0  # seconds between two lines of progress without a terminal
@@ -30,13 +28,13 @@ class Queue:
         self.total, self.done = len(jobs), len(jobs) - len(self.waiting)
         self.ranks, self.directory = ranks, directory
         self.free = list(range(at_once))
-        self.running: dict[int, tuple[Job, Popen | Fork]] = {}
+        self.running: dict[int, tuple[Job, Process]] = {}
         self.failed: list[str] = []
         self.progress = Progress(self.total, "runs", self.done, interval=INTERVAL)
 
     def run(self) -> list[str]:
         """Run all jobs. Return the names of the failed ones."""
-        try:
+        with ended_on_stop(lambda: [process for _, process in self.running.values()]):
             while self.waiting or self.running:
                 while self.waiting and self.free:
                     self.start(self.waiting.pop(0), self.free.pop(0))
@@ -47,12 +45,6 @@ class Queue:
                         self.finish(job, code)
                 self.show()
                 time.sleep(POLL)
-        except Stopped:
-            for _, process in self.running.values():
-                process.terminate()
-            for _, process in self.running.values():
-                process.wait()
-            raise
         return self.failed
 
     def start(self, job: Job, place: int) -> None:

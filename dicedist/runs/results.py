@@ -24,30 +24,29 @@ FILES = "files"  # the key of evaluation.json that holds the digests
 LARGEST_TENSORS = 2**36  # bytes
 
 
+class Inside:
+    """The path of a file in a folder, as an attribute of the folder."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, folder: "Results", kind: type) -> Path:
+        return folder.directory / self.name
+
+
 class Results:
     """The folder of an evaluation: the run's own, or a separate one."""
+
+    result_file = Inside("evaluation.json")
+    logits_file = Inside("logits.safetensors")
+    gallery_file = Inside("gallery.safetensors")
+    report_file = Inside("report.html")
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
 
     def __str__(self) -> str:
         return str(self.directory)
-
-    @property
-    def result_file(self) -> Path:
-        return self.directory / "evaluation.json"
-
-    @property
-    def logits_file(self) -> Path:
-        return self.directory / "logits.safetensors"
-
-    @property
-    def gallery_file(self) -> Path:
-        return self.directory / "gallery.safetensors"
-
-    @property
-    def report_file(self) -> Path:
-        return self.directory / "report.html"
 
     @property
     def files(self) -> list[Path]:

@@ -248,7 +248,8 @@ def refuse_changes(saved: Saved, now: Saved, where: str) -> list[str]:
     changed = changed_keys(compared(saved), compared(now), FIXED)
     allowed = [line for line in changed if line.partition(":")[0] in now.config.resuming.allow]
     if refused := [line for line in changed if line not in allowed]:
-        hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if any(map(may_change, refused)) else ""
+        may_change = any(line.startswith(CHANGEABLE) for line in refused)
+        hint = " (resume.allow=[optimizer.lr] changes such a key on purpose)" if may_change else ""
         raise ValueError(
             f"{where} was trained with another config ({'; '.join(refused)}): choose another run.name{hint}"
         )
@@ -278,7 +279,3 @@ def compared(run: Saved) -> dict[str, Any]:
     flat = flatten(plan.resolve(config))
     known = {key: value for key, value in flat.items() if key in chosen or not key.startswith(RATES)}
     return known | dict.fromkeys(("network.inputs", "network.pixels", "network.sha256", "teacher.sha256"))
-
-
-def may_change(line: str) -> bool:
-    return line.startswith(CHANGEABLE)

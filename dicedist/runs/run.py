@@ -30,7 +30,7 @@ from dicedist.runs import checkpoint
 from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.runs.files import own_folder, read_plain, replace_text
-from dicedist.runs.results import Results, origin
+from dicedist.runs.results import Inside, Results, origin
 
 CONFIG, PLAN = "config.yaml", "plan.json"
 LARGEST_CONFIG, LARGEST_RECORDS = 2**20, 2**32  # bytes
@@ -40,6 +40,17 @@ class Run(Results):
     pinned: int | None = None  # open descriptor of the folder, which stays valid after a rename
     moved_from: Path | None = None  # the path when it was pinned, if the folder has moved
     bucket: Bucket | None = None  # the source of the folder, for a run that was opened by a URL
+
+    config_file = Inside(CONFIG)
+    plan_file = Inside(PLAN)
+    environment_file = Inside("environment.json")
+    records_file = Inside("metrics.jsonl")
+    system_file = Inside("system.jsonl")
+    changes_file = Inside("changes.jsonl")  # log of the keys that were changed on purpose between two starts
+    lock_file = Inside(".lock")
+    mark_file = Inside(".mark")  # rank 0 writes it, so that the other ranks can check that they see the same folder
+    launch_file = Inside(".launch")  # the id of the last launch: its restarts continue the run even with resume=never
+    stopped_file = Inside(".stopped")  # exists if the last training of the run was stopped on request
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -112,33 +123,8 @@ class Run(Results):
             path = own_folder(path / folder)
         return path / Path(name).name
 
-    @property
-    def config_file(self) -> Path:
-        return self.directory / CONFIG
-
-    @property
-    def plan_file(self) -> Path:
-        return self.directory / PLAN
-
-    @property
-    def environment_file(self) -> Path:
-        return self.directory / "environment.json"
-
-    @property
-    def records_file(self) -> Path:
-        return self.directory / "metrics.jsonl"
-
-    @property
-    def system_file(self) -> Path:
-        return self.directory / "system.jsonl"
-
     def trace_file(self, rank: int) -> Path:
         return own_folder(self.directory / "traces") / f"rank-{rank}.json"
-
-    @property
-    def changes_file(self) -> Path:
-        """Log of the keys that were changed on purpose between two starts."""
-        return self.directory / "changes.jsonl"
 
     def mirror_file(self, tracker: str) -> Path:
         """Return the file with the state of a tracker. MLflow's has no name in it: once it was the only tracker."""
@@ -154,36 +140,12 @@ class Run(Results):
         return self.directory / f"mirror-{hashlib.sha256(uri.encode()).hexdigest()[:8]}.json"
 
     @property
-    def lock_file(self) -> Path:
-        return self.directory / ".lock"
-
-    @property
-    def owner_file(self) -> Path:
-        """File that replaces the lock on a file system without locks."""
-        return self.directory / ".lock.owner"
-
-    @property
     def wandb_folder(self) -> Path:
         """The folder that Weights & Biases creates in the run's folder."""
         return own_folder(self.directory / "wandb")
 
     def mirror_lock_file(self, tracker: str) -> Path:
         return self.directory / f".mirror-{tracker}.lock"
-
-    @property
-    def mark_file(self) -> Path:
-        """File that rank 0 writes, so that the other ranks can check that they see the same folder."""
-        return self.directory / ".mark"
-
-    @property
-    def launch_file(self) -> Path:
-        """The id of the last launch: its restarts continue the run even with resume=never."""
-        return self.directory / ".launch"
-
-    @property
-    def stopped_file(self) -> Path:
-        """File that exists if the last training of the run was stopped on request."""
-        return self.directory / ".stopped"
 
     @property
     def checkpoints(self) -> Path:

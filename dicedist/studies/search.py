@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
@@ -25,9 +24,8 @@ from dicedist.cluster.process import EXIT_STOPPED, EXIT_UNSENT
 from dicedist.cluster.signals import Stopped
 from dicedist.config.extras import require
 from dicedist.console.lines import duration, say
-from dicedist.runs.jobs import Job
+from dicedist.runs.jobs import Job, Process, ended_on_stop
 from dicedist.runs.queue import gpus_of, last_words
-from dicedist.runs.warm import Fork
 from dicedist.studies.objectives import Objective
 from dicedist.studies.spaces import Choice, Interval, Space
 
@@ -72,7 +70,7 @@ class Plan:
 class Watched:
     trial: "optuna.Trial"
     job: Job
-    process: Popen | Fork
+    process: Process
     lock: FileLock
 
 
@@ -87,7 +85,7 @@ class Search:
         self.started, self.already = time.monotonic(), self.num_ended()
 
     def run(self) -> None:
-        try:
+        with ended_on_stop(lambda: [watched.process for watched in self.running.values()]):
             while True:
                 while self.free and (watched := self.next_trial(self.free[0])) is not None:
                     self.running[self.free.pop(0)] = watched
@@ -99,12 +97,6 @@ class Search:
                         self.free.append(place)
                         watched.lock.release()
                 time.sleep(POLL)
-        except Stopped:
-            for watched in self.running.values():
-                watched.process.terminate()
-            for watched in self.running.values():
-                watched.process.wait()
-            raise
 
     def next_trial(self, place: int) -> Watched | None:
         """Return a trial that lost its watcher, or a new trial; None if all have been proposed."""

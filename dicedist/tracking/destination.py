@@ -1,6 +1,7 @@
 """The interface between the mirror and a tracker. Each tracker implements it in its own file."""
 
 import abc
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +18,11 @@ class Destination(abc.ABC):
     """A run in one tracker. Methods raise the errors of the tracker's library; the mirror decides about retries."""
 
     name: ClassVar[str]  # in tracking=NAME
+    variables: ClassVar[Mapping[str, str]] = {}  # defaults of environment variables of the tracker's library
 
     def __init__(self, run: Run, config: Config):
+        for variable, value in self.variables.items():
+            os.environ.setdefault(variable, value)
         self.run, self.config, self.state = run, config, State(run.mirror_file(self.name))
 
     @property

@@ -39,7 +39,8 @@ class TensorBoard(Destination):
         for path in self.run.event_files[:-1]:  # keep the last: a running TensorBoard reads it
             path.unlink(missing_ok=True)
         self.writer = SummaryWriter(str(self.run.directory), purge_step=0)
-        rows = "\n".join(f"| {key} | {value} |" for key, value in self.settings().items())
+        # In backquotes, because underscores are emphasis in Markdown.
+        rows = "\n".join(f"| `{key}` | `{value}` |" for key, value in self.settings().items())
         self.writer.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
         return True
 

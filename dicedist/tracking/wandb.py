@@ -23,18 +23,16 @@ from dicedist.tracking.destination import Destination, numbers_in
 from dicedist.tracking.mirror import FINISHED, PATIENCE
 from dicedist.tracking.state import State
 
-DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 INIT_TIMEOUT = 20.0  # seconds
 UNFIT = re.compile(r"[^\w.-]")  # in the name of an artifact
 
 
 class WeightsAndBiases(Destination):
     name = "wandb"
+    variables = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 
     def __init__(self, run: Run, config: Config):
         super().__init__(run, config)
-        for name, value in DEFAULTS.items():
-            os.environ.setdefault(name, value)
         self.state = State(run.mirror_file(self.name), step=0)  # the last step that W&B has
         self.is_online = os.environ.get("WANDB_MODE", "online" if wandb.api.api_key else "offline") == "online"
         self.opened: Any = None

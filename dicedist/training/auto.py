@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dicedist.algorithm.batch import Batch
-from dicedist.algorithm.build import build_encoders
 from dicedist.algorithm.checks import why_not_batched, why_not_shared
 from dicedist.algorithm.encoders import Encoders
 from dicedist.cluster.assembly import host
@@ -38,8 +37,7 @@ def faster_way(job: Job, world: World, exchange: Exchange, teacher: nn.Module | 
         return False, f"members of one device run one after another: {reason}"
     hosted = host(job.config, job.method, job.plan, exchange, job.extent.num_classes)
     encoders = {
-        way: build_encoders(job.config, job.method, replace(job.plan, grouped=way), hosted, exchange, teacher)
-        for way in WAYS
+        way: Encoders(job.config, job.method, replace(job.plan, grouped=way), hosted, exchange, teacher) for way in WAYS
     }
     spent: dict[bool, list[float]] = {way: [] for way in WAYS}
     batch = blank(job, world, has_images=bool(hosted.members))

@@ -89,7 +89,7 @@ class Rehearsal:
         self.w, self.optimizer = copies.w, copies.discriminator.optimizer if copies.discriminator else None
         if self.w is not None:
             self.w.division = exchange.division
-        self.now = Schedules.of(config).at(config.epochs)
+        self.now = Schedules(config).at(config.epochs)
         compared, widths = exchange.compared, exchange.widths
         self.read = {
             name: torch.ones(

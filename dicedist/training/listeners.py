@@ -15,8 +15,6 @@ from dicedist.cluster.heartbeat import advance
 from dicedist.data.pipeline import Loader, evaluation_batches
 from dicedist.data.sources import Split
 from dicedist.runs.saver import Saver
-from dicedist.tracking.ledger import Ledger
-from dicedist.tracking.trace import Trace
 from dicedist.training.job import Job
 
 
@@ -34,25 +32,6 @@ class Listener:
 
     def finish(self, stopped: bool) -> None:
         """Called after the loop, before its last checkpoint. stopped: on request, before the last step."""
-
-
-class Recording(Listener):
-    def __init__(self, ledger: Ledger):
-        self.ledger = ledger
-
-    def after_step(self, done: int, outcome: Outcome) -> None:
-        self.ledger.add(done - 1, outcome)
-
-
-class Tracing(Listener):
-    def __init__(self, trace: Trace):
-        self.trace = trace
-
-    def after_step(self, done: int, outcome: Outcome) -> None:
-        self.trace.step()
-
-    def finish(self, stopped: bool) -> None:
-        self.trace.close()
 
 
 class FollowingTrajectories(Listener):

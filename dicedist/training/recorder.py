@@ -13,9 +13,9 @@ from dicedist.runs import resume
 from dicedist.runs.saver import Saver
 from dicedist.tracking import environment
 from dicedist.tracking.environment import Pace
-from dicedist.tracking.ledger import Ledger
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.job import Job
+from dicedist.training.ledger import Ledger
 
 GO_ON, SAVE, FAULT = 0, 1, 2  # the ranks' next action at log time; the largest wins
 

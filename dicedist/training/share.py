@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
 from dicedist.algorithm.discriminator import Discriminator
 from dicedist.algorithm.parts import Hosted, Part
 from dicedist.algorithm.trajectories import Trajectories
@@ -11,6 +14,7 @@ from dicedist.evaluation.about import described
 from dicedist.evaluation.ensemble import Ensemble
 from dicedist.evaluation.evaluator import Evaluator
 from dicedist.evaluation.loading import describe, load_heads
+from dicedist.evaluation.redundancy import build_w
 from dicedist.runs.checkpoint import Checkpoint
 from dicedist.tracking.tracker import SilentTracker
 from dicedist.training.job import Job
@@ -40,10 +44,25 @@ class Share:
         leading = {m: part for m, part in hosted.members.items() if self.job.placement.host_of[m] == self.world.rank}
         return replace(hosted, members=leading)
 
-    def evaluator_of_members(self, step: int, w: Discriminator | None = None) -> Evaluator:
-        """Build the evaluator of the members' present weights. w: on rank 0, for redundancy."""
+    def evaluator_of_members(self, step: int) -> Evaluator:
+        """Build the evaluator of the present weights of members and w. All ranks call this."""
         plan = replace(self.job.plan, samples=1)
-        return self.evaluator(plan, self.shard(plan, self.members, step), w)
+        return self.evaluator(plan, self.shard(plan, self.members, step), self.copy_of_w())
+
+    def copy_of_w(self) -> Discriminator | None:
+        """Return a copy of w on rank 0, averaged over its last steps; None if the method has no w."""
+        job, part = self.job, self.hosted.discriminator
+        if job.method.estimator is None or job.placement.discriminator is None:
+            return None
+        own: dict[int, Tensor] = {}
+        if part is not None and part.average is not None:
+            own[0] = parameters_to_vector(part.average.module.parameters()).cpu()[None]
+        received = self.world.control.collect(own, [job.placement.discriminator])
+        if received is None:
+            return None
+        w = build_w(job.config, job.method, job.plan, job.source.num_classes)
+        vector_to_parameters(received[0][0], w.parameters())
+        return w
 
     def evaluator_of_predictors(self, step: int, found: Checkpoint | None) -> Evaluator:
         """Build the evaluator of the whole ensemble: the members, or all their samples. found: on rank 0."""

@@ -13,7 +13,7 @@ from dicedist.config import names
 from dicedist.data import sources
 from dicedist.data.sources import Split, some_of_each
 from dicedist.evaluation.readings import KEPT, LOGITS, Readings
-from dicedist.evaluation.redundancy import READ_BY_W, sent_w
+from dicedist.evaluation.redundancy import READ_BY_W
 from dicedist.training.share import Share
 
 
@@ -38,8 +38,7 @@ class Validation:
         rows_N = some_of_each(job.source.val.labels_N, READ_BY_W)  # the rows whose features w reads
         held_out_columns = (LOGITS, *KEPT) if job.method.estimator else (LOGITS,)
         columns = {names.VALIDATION: held_out_columns, names.TRAINING_IMAGES: (LOGITS,)}
-        w = sent_w(job.config, job.method, job.plan, job.placement, control, self.share.hosted, job.source.num_classes)
-        evaluator = self.share.evaluator_of_members(done, w)
+        evaluator = self.share.evaluator_of_members(done)
         readings: dict[str, list[Readings]] = {}
         with contextlib.suppress(signals.Stopped), signals.interruptible():
             for name, split in splits.items():

@@ -49,7 +49,7 @@ def test_a_network_of_a_notebook_is_asked_for_again(settings):
     targets._handed_over.clear()  # a new session
     with pytest.raises(ValueError, match="was handed over in Python: hand it over again"):
         run.ensemble()
-    assert len(dicedist.Ensemble.load(run.directory, model=Local)) == 2
+    assert len(dicedist.Ensemble.load(run.directory, model=Local)) == len(run.ensemble(model=Local)) == 2
     with pytest.raises(ValueError, match="other processes can import"):
         dicedist.fit(model=Local, train=Squares(), nproc=2, **settings, **{"run.name": "other"})
 
@@ -86,6 +86,16 @@ def test_forms_of_data_are_the_same_data(form):
         ({"model": lambda: nn.Conv2d(3, 4, 3)}, "returns \\[2, 4, 14, 14\\] for 2 inputs: return features"),
         ({"model": lambda: nn.Linear(3, 4)}, "does not take inputs of shape \\[3, 16, 16\\]"),
         ({"model": lambda: 3}, "returns int: return a torch.nn.Module"),
+        ({"model": Features()}, "model is a Features: give a name, or a function that builds a new network"),
+        ({"model": 3}, "model is a int: give a name, or a function"),
+        ({"train": (np.zeros((8, 3, 16, 16)), [0] * 8)}, "all training inputs are of the class 0: give at least two"),
+        ({"train": (np.zeros((8, 3, 16, 16)), [0.5] * 8)}, "train\\[0\\] has the class '0.5'|train.labels are float64"),
+        (
+            {"train": (np.zeros((8, 3, 16, 16)), [-1, 0] * 4)},
+            "train.labels are int64 \\[8\\]: give a whole number from 0",
+        ),
+        ({"train": [(np.zeros(4),)] * 8}, "train\\[0\\] is a group of 1, no pair"),
+        ({"nproc": 0}, "nproc 0: write a number above 0"),
         ({"method": Bottled()}, "defines prior_rows"),
         ({"method": Features}, "is not a term: derive it from dicedist.Objective"),
     ],
@@ -97,6 +107,11 @@ def test_what_cannot_be_used_is_one_line(given, words, settings):
     with pytest.raises(ValueError, match=words) as raised:
         dicedist.fit(**call, **settings)
     assert "\n" not in str(raised.value)
+
+
+def test_objects_have_names():
+    with pytest.raises(ValueError, match="fit was given a Squares without a name: write fit\\(model="):
+        dicedist.fit(Squares())
 
 
 def test_a_network_that_returns_nan_is_one_line(settings):

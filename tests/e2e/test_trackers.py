@@ -100,6 +100,8 @@ def test_tensorboard_holds_exactly_the_records(finished, tmp_path):
     assert scalars(first) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert "test/ensemble/accuracy" not in first.Tags()["scalars"]
     assert first.Scalars("throughput/seconds_per_step")[0].wall_time == 1e9
+    config = first.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| `data._target_` | `None` |" in config  # else Markdown makes an emphasis of the underscores
 
     # The run goes back to a checkpoint and writes other lines: a TensorBoard that is open forgets the old ones.
     rewritten(directory, (2, 4))

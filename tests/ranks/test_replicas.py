@@ -8,6 +8,7 @@ from torch import nn
 
 from dicedist.algorithm.batch import share
 from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, statistics_untouched, synchronize
+from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.training.job import refuse_empty_shares
 from tests.support.processes import run_ranks
 from tests.support.steps import STRONG, batch_at, build_step, configured, share_of, side_for, weights_of
@@ -102,6 +103,10 @@ def test_shares_cover_a_batch_in_order():
         assert rows == list(range(size))
 
 
+def over_one_replica(norm):
+    return SyncBatchNorm(norm, lambda values: values)
+
+
 @pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm2d(4), (6, 4, 3, 3)), (nn.BatchNorm1d(4), (6, 4))])
 def test_synchronized_batch_norm_of_one_replica_is_torchs(norm, shape):
     torch.manual_seed(0)
@@ -109,7 +114,7 @@ def test_synchronized_batch_norm_of_one_replica_is_torchs(norm, shape):
     plain = nn.Sequential(norm)
     synced = nn.Sequential(type(norm)(4))
     synced.load_state_dict(plain.state_dict())
-    synchronize(synced, lambda values: values)
+    synchronize(synced, over_one_replica)
     assert isinstance(synced[0], SyncBatchNorm)
     for network in (plain, synced):
         network.double()
@@ -145,15 +150,27 @@ def test_statistics_untouched_leaves_every_kind_of_batch_norm_alone(kind):
 
 def test_a_large_mean_does_not_drown_the_variance():
     synced = nn.Sequential(nn.BatchNorm1d(1))
-    synchronize(synced, lambda values: values)
+    synchronize(synced, over_one_replica)
     inputs = 1e4 + torch.tensor([[-0.5], [0.5], [-0.5], [0.5]])
     torch.testing.assert_close(synced(inputs), torch.tensor([[-1.0], [1.0], [-1.0], [1.0]]), atol=1e-3, rtol=0)
     torch.testing.assert_close(synced[0].running_var, torch.tensor([0.9 + 0.1 / 3]))
 
 
 def test_a_batch_norm_that_cannot_be_synchronized_is_named():
-    with pytest.raises(ValueError, match="sync_batch_norm=true needs batch norms with weights.*affine=False"):
-        synchronize(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), lambda values: values)
+    with pytest.raises(ValueError, match="sync_batch_norm=true needs torch's batch norms with weights.*affine=False"):
+        synchronize(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4, affine=False))), over_one_replica)
+
+
+def test_a_batch_norm_that_does_more_than_normalize_is_not_replaced():
+    norm_act = pytest.importorskip("timm.layers").BatchNormAct2d  # ends with an activation, which would be lost
+    with pytest.raises(ValueError, match="not BatchNormAct2d"):
+        synchronize(nn.Sequential(norm_act(4)), over_one_replica)
+
+
+def test_frozen_batch_norms_are_not_synchronized():
+    network = nn.Sequential(nn.BatchNorm2d(4).requires_grad_(False), nn.Sequential(nn.BatchNorm2d(4)))
+    synchronize(network, over_one_replica, [*frozen_norms(network)])
+    assert isinstance(network[0], nn.BatchNorm2d) and isinstance(network[1][0], SyncBatchNorm)
 
 
 def test_a_last_batch_that_leaves_a_replica_without_images_is_refused():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dicedist.algorithm.build import build_encoders
 from dicedist.algorithm.checks import check_members
+from dicedist.algorithm.encoders import Encoders
 from dicedist.algorithm.grouped import Together
 from dicedist.algorithm.objectives import Method
 from dicedist.algorithm.step import Step
@@ -32,7 +32,7 @@ def trained(*keys, batched=True, switch=None):
     for n in range(STEPS):
         if n == switch:
             plan = replace(plan_of(config), grouped=not batched)
-            encoders = build_encoders(config, step.method, plan, step.hosted, step.exchange)
+            encoders = Encoders(config, step.method, plan, step.hosted, step.exchange)
             step = Step(step.method, step.hosted, step.exchange, encoders, step.schedules, step.loss)
         outcome = step(batch_at(n, B, side=side_for(config.method.name)))
     return step, outcome.values

@@ -239,6 +239,39 @@ def test_what_cannot_be_predicted(ensemble, pixels, change, line):
         ensemble.predict(change(pixels))
 
 
+class Wraps(nn.Module):
+    """Changes the logits of a network."""
+
+    def __init__(self, network, change):
+        super().__init__()
+        self.network, self.change = network, change
+
+    def forward(self, images):
+        logits = self.network(images)
+        return {"logits": logits} if self.change is dict else self.change(logits, images)
+
+
+def as_nan(logits, images):
+    return logits * float("nan")
+
+
+def lost(logits, images):
+    raise KeyError("mask")
+
+
+def dark(logits, images):
+    return logits.where((images == 0).all(), float("nan"))
+
+
+def test_networks_without_weights_and_means_of_any_type(pixels, tmp_path):
+    class Brightness(nn.Module):
+        def forward(self, images):
+            return images.mean((2, 3))
+
+    ensemble = Ensemble.from_members([Brightness()], 3, SIZE, torch.tensor([0.5] * 3), np.array([0.25] * 3))
+    assert Ensemble.load(ensemble.export(tmp_path / "model.pt2")).predict(pixels).labels.shape == (7,)
+
+
 def test_what_is_no_ensemble(members, ensemble, pixels):
     for build, line in (
         (lambda: Ensemble.from_members([], NAMES, SIZE), "there is no member in the list"),
@@ -252,6 +285,15 @@ def test_what_is_no_ensemble(members, ensemble, pixels):
         (lambda: Ensemble.from_members(members, 3, SIZE, mean=(0.5,)), r"mean=\(0.5,\) and std=.*: give one number"),
         (lambda: Ensemble.from_members(members, 3, SIZE, std=(0, 1, 1)), "a std above 0"),
         (lambda: Ensemble.from_members(members, 3, SIZE, temperature=0), "temperature=0: write a number above 0"),
+        (lambda: Ensemble.from_members(members, 3, (SIZE, SIZE)), r"size=\(16, 16\): write the side of the images"),
+        (lambda: Ensemble.from_members(members, 1, SIZE), "class_names=1: give the names of at least two classes"),
+        (lambda: Ensemble.from_members(members, "abc", SIZE), "class_names='abc': give the names of at least two"),
+        (lambda: Ensemble.from_members(members, 3, SIZE, mean=0.5), "mean or std is 0.5: give one number for each"),
+        (lambda: Ensemble.from_members([Wraps(members[0], dict)], 3, SIZE), "member 0 makes dict of 2 images"),
+        (lambda: Ensemble.from_members([Wraps(members[0], as_nan)], 3, SIZE), "member 0 makes NaN or infinite logits"),
+        (lambda: Ensemble.from_members([Wraps(members[0], lost)], 3, SIZE), "member 0 cannot read .* KeyError: 'mask'"),
+        (lambda: Ensemble.from_members([Wraps(members[0], dark)], 3, SIZE).predict(pixels), "place 0 gave NaN logits"),
+        (lambda: ensemble.predict(np.array([None])), "images are an array of object: give uint8"),
         (lambda: ensemble[[0, 0]], "the ensemble has places 0 to 2, name some once each"),
         (lambda: ensemble.features(pixels), "networks trained elsewhere return logits only"),
         (lambda: ensemble.predict(pixels, batch_size=0), "batch_size=0: write a whole number from 1"),

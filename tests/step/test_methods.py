@@ -71,7 +71,7 @@ def assert_equals_reference(config, size=11):
     expected, gradients = reference.gradients(
         batch.images[0],
         batch.labels_B,
-        Schedules.of(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH),
+        Schedules(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH),
         noise := [generator(CPU, config.seed, "z", *where, member) for member in range(num_members)],
         generator(CPU, config.seed, "redundancy", *where),
     )

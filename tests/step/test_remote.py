@@ -17,7 +17,7 @@ from dicedist.runs.bucket import Bucket
 from dicedist.runs.checkpoint import MANIFEST
 from dicedist.runs.files import dump_checked
 from dicedist.runs.run import Run
-from dicedist.tracking.ledger import Ledger
+from dicedist.training.ledger import Ledger
 from tests.support.servers import CREDENTIALS
 from tests.support.tiny import STEPS, assert_same_run
 
@@ -45,9 +45,9 @@ def train(folder, *overrides, stop_after=None, monkeypatch=None):
     """Train as the command does; return whether it was stopped."""
     signals._asked = False
     if stop_after is not None:
-        add = Ledger.add
-        asking = lambda self, step, outcome: (add(self, step, outcome), step + 1 == stop_after and signals.ask())  # noqa: E731
-        monkeypatch.setattr(Ledger, "add", asking)
+        add = Ledger.after_step
+        asking = lambda self, done, outcome: (add(self, done, outcome), done == stop_after and signals.ask())  # noqa: E731
+        monkeypatch.setattr(Ledger, "after_step", asking)
     try:
         trainer.train(compose_config([*SETTINGS, f"run.dir={folder}", *overrides]))
     except signals.Stopped:
@@ -55,7 +55,7 @@ def train(folder, *overrides, stop_after=None, monkeypatch=None):
     finally:
         signals._asked = False
         if stop_after is not None:
-            monkeypatch.setattr(Ledger, "add", add)
+            monkeypatch.setattr(Ledger, "after_step", add)
     return False
 
 
@@ -98,7 +98,7 @@ def test_the_disk_or_the_bucket_whichever_is_ahead(tmp_path, undisturbed, monkey
 
 def test_faults_do_not_stop_training_and_the_end_tells(tmp_path, remote, between, undisturbed, monkeypatch, capfd):
     monkeypatch.setattr(uploads, "LIMIT", 2.0)
-    monkeypatch.setattr(Ledger, "add", after(3, Ledger.add, lambda: between.behave("full")))
+    monkeypatch.setattr(Ledger, "after_step", after(3, Ledger.after_step, lambda: between.behave("full")))
     try:
         with pytest.raises(Unsent, match="is complete, but s3://.* has not received all of it; the same command sends"):
             train(tmp_path, f"run.remote={remote}")
@@ -115,7 +115,7 @@ def test_faults_do_not_stop_training_and_the_end_tells(tmp_path, remote, between
 def test_recovers_within_the_run(tmp_path, remote, between, undisturbed, monkeypatch):
     monkeypatch.setattr(uploads, "PAUSES", (0.1, 0.5))
     harm, heal = (lambda how=how: between.behave(how) for how in ("cut", "well"))
-    monkeypatch.setattr(Ledger, "add", after(9, after(4, Ledger.add, harm), heal))
+    monkeypatch.setattr(Ledger, "after_step", after(9, after(4, Ledger.after_step, harm), heal))
     try:
         train(tmp_path / "a", f"run.remote={remote}")
     finally:
@@ -128,7 +128,7 @@ def test_recovers_within_the_run(tmp_path, remote, between, undisturbed, monkeyp
 def after(step, add, act):
     def acting(self, done, outcome):
         add(self, done, outcome)
-        if done + 1 == step:
+        if done == step:
             act()
 
     return acting

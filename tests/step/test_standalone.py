@@ -134,3 +134,75 @@ def test_what_cannot_be_measured_is_one_line(ensemble, given, words):
     with pytest.raises(ValueError, match=words) as raised:
         ensemble.evaluate(given)
     assert "\n" not in str(raised.value)
+
+
+OUTSIDE = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda e: e.calibrate(None), "val=NoneType: give a Dataset"),
+        (lambda e: e.calibrate(TEST.images), "val=ndarray: give a Dataset"),
+        (lambda e: e.calibrate((torch.rand(3, 5), [0, 1, 2])), r"val\[0\] has shape \[5\], and the ensemble reads im"),
+        (lambda e: e.calibrate((OUTSIDE[:0], [])), "val has no items"),
+        (lambda e: e.calibrate(VAL, coverag=0.8), "calibrate has no target coverag: write alpha, conformal"),
+        (lambda e: e.calibrate(VAL, alpha="low"), "calibration.alpha=low: write a number above 0"),
+        (lambda e: e.calibrate(VAL, ood_score="msp"), "ood_score=msp: write one of knn, max_softmax"),
+        (lambda e: e.evaluate(None), "test=NoneType: give a Dataset"),
+        (lambda e: e.evaluate(TEST, ood=OUTSIDE), r"ood is a Tensor: give a dict of names \(text\) -> inputs"),
+        (lambda e: e.evaluate(TEST, ood={"none": OUTSIDE[:0]}), "none has no items"),
+        (lambda e: e.evaluate(TEST, ood_scores=[max]), "ood_scores is a list: give a dict of names"),
+        (lambda e: e.evaluate(TEST, ood_scores={"mine": 3}), "ood_scores 'mine' is a int: give a function of logits"),
+        (lambda e: e.evaluate(TEST, output=__file__), "test_standalone.py is a file: name a folder"),
+        (lambda e: e.export("model.safetensors"), r"write save\(path, model=make_network\)"),
+        (lambda e: e.save("model.safetensors", model=lambda: nn.Linear(3, 4)), "is of another network, method or"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_line(ensemble, call, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=words) as raised:
+        call(ensemble)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_graph_only_predicts(ensemble, tmp_path):
+    graph = Ensemble.load(ensemble.export(tmp_path / "model.pt2"))
+    for call in (lambda: graph.calibrate(VAL), lambda: graph.evaluate(TEST), lambda: graph.export(tmp_path / "a.onnx")):
+        with pytest.raises(ValueError, match=r"model.pt2 only predicts: load the run, or export it as safetensors"):
+            call()
+
+
+def test_classes_of_ood_inputs_do_not_matter(ensemble):
+    class Alone(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(OUTSIDE)
+
+        def __getitem__(self, row):
+            return OUTSIDE[row]
+
+    named = [(image, "unknown", 3) for image in OUTSIDE]
+    found = ensemble.evaluate(TEST, ood={"tensor": OUTSIDE, "alone": Alone(), "named": named})["ood"]
+    first, *others = ({score: measured["auroc"] for score, measured in found[name].items()} for name in found)
+    assert others == [first, first]  # their intervals differ, because names seed the resamples
+
+
+def test_a_function_that_failed_is_forgotten(ensemble, tmp_path):
+    """Else the next file would be built by the function that did not fit the first one."""
+    ensemble.save(tmp_path / "model.safetensors", model=build)
+    with pytest.raises(ValueError, match="is of another network"):
+        Ensemble.load(tmp_path / "model.safetensors", model=lambda: nn.Linear(3, 4))
+    with pytest.raises(ZeroDivisionError):
+        Ensemble.load(tmp_path / "model.safetensors", model=lambda: 1 / 0)
+    assert len(Ensemble.load(tmp_path / "model.safetensors", trusted=True)) == 3
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_onnx_of_images_that_are_not_rgb(channels, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, 3)) for _ in range(2)]
+    ensemble = Ensemble.from_members(members, 3, 8, mean=[0.4] * channels, std=[0.3] * channels)
+    images = torch.randint(256, (4, 8, 8, channels), dtype=torch.uint8)
+    session = onnxruntime.InferenceSession(ensemble.export(tmp_path / "model.onnx"))
+    (probabilities,) = session.run(["probabilities"], {"images": images.numpy()})
+    np.testing.assert_allclose(probabilities, ensemble.predict(images).probabilities, atol=1e-5)

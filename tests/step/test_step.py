@@ -41,7 +41,7 @@ def reference_for(step, config):
 
 def reference_step(reference, config, batch):
     where = (batch.epoch, batch.step_in_epoch)
-    now = Schedules.of(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH)
+    now = Schedules(config).at(batch.epoch + batch.step_in_epoch / STEPS_PER_EPOCH)
     return reference.step(
         batch.images[0], batch.labels_B, math.exp(now.log_beta), now.learning_rate, now.ramp_up, now.covariance,
         [generator(CPU, config.seed, "z", *where, member) for member in range(len(reference.members))],

@@ -12,6 +12,7 @@ from dicedist.algorithm.footprint import footprint
 from dicedist.algorithm.networks import build
 from dicedist.algorithm.networks.freezing import frozen_norms
 from dicedist.algorithm.objectives import Method
+from dicedist.algorithm.parts import Part
 from dicedist.cluster.devices import refuse_too_large
 from dicedist.config import compose_config
 from dicedist.config.schema import NetworkConfig
@@ -68,7 +69,7 @@ def test_a_tail_that_begins_with_an_activation_does_not_spoil_the_trunk():
         ({"split": "layer3.0.conv1"}, "what follows in torchvision/resnet18 also reads .*, which comes before"),
         (
             {"freeze": "layer9"},
-            "write none, trunk, stem, all, stage1 to stage4, or a module such as layer1, ",
+            "write none, norms, trunk, stem, all, stage1 to stage4, or a module such as layer1, ",
         ),
     ],
 )
@@ -105,6 +106,19 @@ def test_what_is_frozen_stays_in_every_part(structure):
     part = hosted.trunk or hosted.members[0]
     learning = {id(parameter) for group in part.optimizer.param_groups for parameter in group["params"]}
     assert learning == {id(parameter) for parameter in part.module.parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize(("split", "count"), [(None, 20), ("layer3", 20)])
+def test_batch_norms_alone_may_be_frozen(split, count):
+    frozen = network("torchvision/resnet18", split=split, feature_dim=8, freeze="norms", pretrained=True)
+    part = Part("net", frozen, torch.optim.SGD(frozen.parameters()))
+    kept = {name: value.clone() for name, value in frozen.named_buffers() if "projection" not in name}
+    frozen(torch.randn(2, 3, 32, 32))
+    assert len(frozen_norms(part.module)) == count and frozen.projection[1].training
+    assert all(torch.equal(dict(frozen.named_buffers())[name], value) for name, value in kept.items())
+    assert all(parameter.requires_grad == ("conv" in name or "projection" in name or "downsample.0" in name)
+               for name, parameter in frozen.named_parameters())  # fmt: skip
+    assert not frozen_norms(network("torchvision/resnet18", freeze="norms"))  # random weights have nothing to keep
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_vectors(config):
     ("answer", "line"),
     [
         (5, "[0] is of type int, no pair"),
-        ((PIXELS[0], 1, 2), "[0] is 3 things, no pair"),
+        ((PIXELS[0], 1, 2), "[0] is a group of 3, no pair"),
         ((PIXELS[0], -1), "[0] has the class '-1': return a PIL image"),
         ((PIXELS[0], "ash"), "[0] has the class 'ash': return a PIL image"),
         ((PIXELS[0].astype(np.float32), 1), "[0] is float32 [20, 24, 3]: return a PIL image"),

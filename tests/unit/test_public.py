@@ -14,8 +14,7 @@ from torch import nn
 
 import dicedist
 from dicedist import Ensemble
-from dicedist.config.keys import keys_of
-from dicedist.config.schema import Config
+from dicedist.config.schema import Config, keys_of
 from docs.versions import add
 from tests.support import CHECKOUT
 

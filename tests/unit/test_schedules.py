@@ -11,7 +11,7 @@ from dicedist.config import compose_config
 
 
 def moment(epoch, *overrides):
-    return Schedules.of(compose_config(overrides)).at(epoch)
+    return Schedules(compose_config(overrides)).at(epoch)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_rates_are_those_of_torch(shape, warmup):
 def test_one_cycle_is_that_of_torch(warmup, rise):
     """torch's last step is the end of the run, ours is the step before: its cycle has one step fewer."""
     settings = ("optimizer.lr=0.2", "epochs=10", "optimizer.schedule=onecycle", f"optimizer.warmup_epochs={warmup}")
-    now = Schedules.of(compose_config(settings))
+    now = Schedules(compose_config(settings))
     steps = 20
     rates = rates_of_torch(lambda optimizer: OneCycle(optimizer, rise, steps), steps)
     assert [now.at(step / 2).learning_rate for step in range(steps)] == pytest.approx(rates)

@@ -209,7 +209,7 @@ def test_the_rates_of_afd_fall_at_epochs_of_a_run_of_300():
     rates = [judge.rate(replace(ALL, epoch=epoch)) for epoch in (0, 74.9, 75, 149.9, 150, 299)]
     assert rates == [2e-5, 2e-5, 2e-6, 2e-6, 2e-7, 2e-7]
     config = compose_config(["data=shapes", "epochs=30"])
-    assert Schedules.of(config).at(7.5).epoch == 75
+    assert Schedules(config).at(7.5).epoch == 75
     with pytest.raises(ValueError, match="epochs ascending from 0"):
         a_judge(rates=[[5, 1e-3], [0, 1e-4]])
 

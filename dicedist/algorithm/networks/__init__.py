@@ -33,7 +33,8 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...]) -> Network:
         add_head(network, config)
     elif config.feature_dim is not None:
         project(network, config.feature_dim)
-    freeze(network, config.freeze)
+    if config.freeze != "norms" or config.pretrained is not None:  # norms of random weights have nothing to keep
+        freeze(network, config.freeze)
     return network
 
 

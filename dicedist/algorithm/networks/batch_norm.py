@@ -5,7 +5,7 @@ replicas with a single process.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 COUNTER = "num_batches_tracked"
 Total = Callable[[Tensor], Tensor]  # the differentiable sum over all replicas
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may do more, as timm's, which ends with the activation
 
 
 class SyncBatchNorm(nn.Module):
@@ -55,18 +56,20 @@ class SyncBatchNorm(nn.Module):
         return (centered * scale_C.view(shape) + self.bias.view(shape)).to(inputs.dtype)
 
 
-def synchronize(module: nn.Module, total: Total) -> None:
-    """Replace every batch norm in the module by one over all replicas; its parameters stay the same objects."""
-    for name, child in module.named_children():
-        if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            synchronize(child, total)
-        elif child.affine and child.track_running_stats and child.momentum is not None:
-            setattr(module, name, SyncBatchNorm(child, total))
-        else:
+def synchronize(module: nn.Module, synchronized: Callable[[Any], nn.Module], frozen: Collection[str] = ()) -> None:
+    """Replace every batch norm in the module by one over all replicas; its parameters stay the same objects.
+
+    frozen: the names of batch norms that normalize by their running statistics, which are equal on all replicas.
+    """
+    norms = {name: child for name, child in module.named_modules() if isinstance(child, PLAIN) and name not in frozen}
+    for name, norm in norms.items():
+        if type(norm) not in PLAIN or not norm.affine or not norm.track_running_stats or norm.momentum is None:
             raise ValueError(
-                f"ensemble.sync_batch_norm=true needs batch norms with weights, running statistics and momentum, and "
-                f"{child} lacks one of them: leave it out, or write ensemble.replicas=1"
+                f"ensemble.sync_batch_norm=true needs torch's batch norms with weights, running statistics and "
+                f"momentum, not {norm}: leave it out, or write ensemble.replicas=1"
             )
+        place, _, own = name.rpartition(".")
+        setattr(module.get_submodule(place), own, synchronized(norm))
 
 
 def plain_norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:

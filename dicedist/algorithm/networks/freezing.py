@@ -11,8 +11,15 @@ STAGE = re.compile(r"[a-z_]+\d+(?=\.)|[a-z_]+\.\d+(?=\.)")
 
 
 def freeze(network: Network, until: str) -> None:
-    """Freeze up to `until`: none, trunk, stem (the first layer), all (except a projection), or a module, as stage3."""
+    """Freeze up to `until`: none, trunk, stem (the first layer), all (except a projection), or a module, as stage3.
+
+    norms: freeze batch norms only, except in a projection.
+    """
     if until == "none":
+        return
+    if until == "norms":
+        for name, norm in batch_norms(network).items():
+            norm.requires_grad_(name.startswith("projection."))
         return
     if until == "trunk":
         network.trunk.requires_grad_(False)
@@ -26,19 +33,22 @@ def freeze(network: Network, until: str) -> None:
         named = [place for place, layer in enumerate(names) if any(name.startswith(f"{module}.") for name in layer)]
         if not named:
             known = f"stage1 to stage{len(stages)}, or a module such as {', '.join(stages)}"
-            raise ValueError(f"network.freeze={until}: write none, trunk, stem, all, {known}")
+            raise ValueError(f"network.freeze={until}: write none, norms, trunk, stem, all, {known}")
         last = named[-1] + 1
     parameters = dict(network.named_parameters())
     for name in (name for layer in found[:last] for name in layer):
         parameters[name].requires_grad_(False)
 
 
-def frozen_norms(module: nn.Module) -> list[nn.Module]:
-    """Return the batch norms with frozen weights. They use their running statistics in training too."""
-    return [
-        child
-        for child in module.modules()
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d)
-        and (own := list(child.parameters()))
-        and not any(parameter.requires_grad for parameter in own)
-    ]
+def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch norms whose weights are frozen: they normalize by their running statistics in training too."""
+    return {
+        name: norm
+        for name, norm in batch_norms(module).items()
+        if (own := list(norm.parameters())) and not any(parameter.requires_grad for parameter in own)
+    }
+
+
+def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
+    named = module.named_modules()
+    return {name: child for name, child in named if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d)}

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from dicedist.config.schema import DataConfig
-from dicedist.config.targets import resolve
+from dicedist.config.targets import LOCAL, resolve
 from dicedist.console.lines import printable
 from dicedist.data import images
 from dicedist.data.prepared import Prepared
@@ -53,17 +53,23 @@ class Items:
 
     def item(self, row: int) -> tuple[NDArray[Any], int]:
         """Return uint8 [S, S, C] or float32 [V], and the label."""
+        value, label = self.pair(row)
+        return self.taken(value, row), label
+
+    def pair(self, row: int) -> tuple[Any, int]:
+        """Return the input as the dataset returns it, and the label."""
         try:
             found = self.dataset[row]
         except Exception as error:  # code of the user may raise anything
             raise ValueError(f"{self.name}[{row}] raises {type(error).__name__}: {reason(error)}") from error
         if not isinstance(found, tuple | list) or len(found) != 2:
-            kind = f"{len(found)} things" if isinstance(found, tuple | list) else f"of type {type(found).__name__}"
+            is_group = isinstance(found, tuple | list)
+            kind = f"a group of {len(found)}" if is_group else f"of type {type(found).__name__}"
             raise ValueError(f"{self.name}[{row}] is {kind}, no pair: return {self.wanted}")
         value, label = found
         if isinstance(label, bool) or not isinstance(label, (int, np.integer)) and not is_whole(label) or label < 0:
             raise ValueError(f"{self.name}[{row}] has the class {printable(str(label))!r}: return {self.wanted}")
-        return self.taken(value, row), int(label)
+        return value, int(label)
 
     def taken(self, value: Any, row: int) -> NDArray[Any]:
         if isinstance(value, Image.Image):
@@ -130,19 +136,21 @@ def made(
         raise ValueError(f"data._target_={target} cannot be made of ({split!r}, {root!r}): {what}") from error
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or not len(dataset):
         raise ValueError(f"data._target_={target}: its {split} set has no items; give it __len__ and __getitem__")
-    return Items(dataset, f"{target}({split!r})", size, channels)
+    # An object that Python code has handed over is known to the user by its split only.
+    return Items(dataset, split if target.startswith(LOCAL) else f"{target}({split!r})", size, channels)
 
 
 def labels_of(items: Items) -> NDArray[np.int64]:
+    """Return the classes that a dataset lists, or else read every item."""
     known = listed_classes(items.dataset)
-    if known is not None:
-        labels_N = np.asarray(known)
-        if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu":
-            found = f"{labels_N.dtype} {list(labels_N.shape)}"
-            raise ValueError(f"{items.name}.labels are {found}: give a whole number for each item")
-        return labels_N.astype(np.int64)
-    rows = shown(range(len(items.dataset)), len(items.dataset), f"labels of {items.name}")
-    return np.array([items.item(row)[1] for row in rows], np.int64)
+    if known is None:
+        rows = shown(range(len(items.dataset)), len(items.dataset), f"labels of {items.name}")
+        return np.array([items.item(row)[1] for row in rows], np.int64)
+    labels_N = np.asarray(known)
+    if labels_N.shape != (len(items.dataset),) or labels_N.dtype.kind not in "iu" or (labels_N < 0).any():
+        found = f"{labels_N.dtype} {list(labels_N.shape)}"
+        raise ValueError(f"{items.name}.labels are {found}: give a whole number from 0 for each item")
+    return labels_N.astype(np.int64)
 
 
 def listed_classes(dataset: Any) -> Any:

@@ -6,7 +6,6 @@ import getpass
 import io
 import json
 import logging
-import os
 import tempfile
 import time
 import warnings
@@ -28,7 +27,7 @@ from dicedist.tracking.state import State, read_or_nothing
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # MLflow's limits for one call
 LONGEST_DIGEST = 36
 SILENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # anything else is a refusal
-DEFAULTS = {
+VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # not for minutes: the mirror itself retries
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
@@ -45,11 +44,10 @@ ENDED = {
 
 class MLflow(Destination):
     name = "mlflow"
+    variables = VARIABLES
 
     def __init__(self, run: Run, config: Config):
         super().__init__(run, config)
-        for name, value in DEFAULTS.items():
-            os.environ.setdefault(name, value)
         for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):  # each logs a traceback for every failed call
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.uri = chosen_store(config.tracking.uri)

@@ -27,7 +27,7 @@ def test_the_lines_of_the_docstring(shell, trained):
     code = "\n".join(lines).replace("runs/NAME", "runs/mine")
     code = code.replace('"experiment=quickstart"', f'"experiment=quickstart", {small}').replace("nproc=4", "nproc=2")
     assert small in code and "nproc=2" in code
-    logits = "    import numpy\n    logits, labels = numpy.eye(4)[None].repeat(3, 0), numpy.arange(4)\n"
+    logits = "    import numpy\n    logits, labels = 5 * numpy.eye(4)[None].repeat(3, 0), numpy.arange(4)\n"
     told = python(shell, f"{logits}{code}\n    print(run, run.results['step'], found['ensemble']['accuracy'])")
     assert "tensor(" in told and told.splitlines()[-1] == "runs/quickstart 3 1.0"
     left_out = "dicedist: warning: left out photos/train/Quitten/kaputt.jpg: cannot identify image file"

@@ -8,11 +8,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from dicedist.algorithm.spans import listening
+from dicedist.algorithm.step import Outcome
+from dicedist.training.listeners import Listener
 
 WAIT, WARM_UP, TRACED = 3, 2, 5  # steps: skipped, warm-up of the profiler, traced
 
 
-class Trace:
+class Trace(Listener):
     def __init__(self, path: Path, device: torch.device):
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it prints a harmless error
         self.path, self.steps, self.open = path, 0, contextlib.ExitStack()
@@ -22,18 +24,17 @@ class Trace:
         self.profiler = profile(activities=activities, schedule=steps, on_trace_ready=self.write)
         self.open.enter_context(self.profiler)
 
-    def step(self) -> None:
-        """Count a finished step."""
+    def after_step(self, done: int, outcome: Outcome) -> None:
         if self.steps < WAIT + WARM_UP + TRACED:
             self.profiler.step()
             self.steps += 1
             if self.steps == WAIT + WARM_UP + TRACED:
-                self.close()
+                self.open.close()
 
     def write(self, traced: profile) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         traced.export_chrome_trace(str(self.path))
 
-    def close(self) -> None:
+    def finish(self, stopped: bool) -> None:
         """End the trace, also before it is complete."""
         self.open.close()

@@ -9,16 +9,17 @@ from torch import Tensor
 
 from dicedist.algorithm.step import Outcome
 from dicedist.config import names
+from dicedist.training.listeners import Listener
 
 
-class Ledger:
+class Ledger(Listener):
     def __init__(self) -> None:
         self.steps: list[tuple[int, list[str]]] = []  # each step with the names of its values
         self.rows: list[Tensor] = []
 
-    def add(self, step: int, outcome: Outcome) -> None:
+    def after_step(self, done: int, outcome: Outcome) -> None:
         """Store the values of the step, then one flag per member: 1 if the member was out of step."""
-        self.steps.append((step, list(outcome.values)))
+        self.steps.append((done - 1, list(outcome.values)))
         values = [value.float().view(1) for value in outcome.values.values()]
         self.rows.append(torch.cat([*values, outcome.out_of_step_M.float()]))
 
