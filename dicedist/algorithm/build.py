@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 
 import torch
 from torch import nn
@@ -152,7 +153,10 @@ def compile_stage(stage: nn.Module, how: bool | str) -> None:
     if how:
         # Shapes are fixed, and stages do not count against each other's limit of recompilations.
         mode = "reduce-overhead" if how == "graphs" else None
-        stage.compile(mode=mode, dynamic=False, isolate_recompiles=True)
+        isolated = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+        if not isolated:  # older releases, such as 2.10: a limit that all stages share
+            torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
+        stage.compile(mode=mode, dynamic=False, **isolated)
 
 
 def build_counterpart(config: Config, method: Method, plan: Plan, num_classes: int) -> Counterpart:
