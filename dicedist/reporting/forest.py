@@ -28,7 +28,7 @@ def forest(title: str, label: str, rows: Mapping[str, Sequence[Bar]], zero: bool
     bars = [bar for row in rows.values() for bar in row]
     top = height = ROW * len(rows) + BAR * len(bars)
     across = svg.axis(label, [*(end for bar in bars for end in bar.ends), *([0.0] if zero else [])], 4)
-    left = 16 + 1.1 * max(map(width_of, rows))  # names are bold
+    left = 16 + max(width_of(name, bold=True) for name in rows)
     panel = Panel(across, Axis("", 0, height, ()), width, height + TOP + BOTTOM, right=18, left=left)
     if zero:
         panel.reference((0, 0), (0, height))

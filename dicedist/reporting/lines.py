@@ -8,7 +8,7 @@ from dicedist.reporting.records import Point
 from dicedist.reporting.svg import Axis, Figure, Panel, number
 
 MOST_MARKERS = 16
-WIDEST_LABEL = 96.0
+WIDEST_LABEL = 124.0
 LABEL_GAP = 13.0
 Reference = tuple[float, str]  # height and name of a horizontal reference line
 
@@ -33,7 +33,7 @@ def line_chart(
     lines = [line for line in lines if line.points]
     if not lines:
         return None
-    widest = max(svg.width_of(line.label) for line in lines)
+    widest = max(svg.width_of(line.label, bold=True) for line in lines)
     named = len(lines) > 1 and widest <= WIDEST_LABEL and not diagonal
     covered = [*heights(lines), *([reference[0]] if reference else [])]
     y = Axis(y_label, x.low, x.high, x.ticks) if diagonal else svg.axis(y_label, covered)

@@ -17,6 +17,7 @@ from markupsafe import Markup
 NUM_STYLES = 8
 CIRCLE = 0
 LETTER = 6.3  # width of a letter in the size used on axes
+BOLD = 8.2  # of a bold letter, in wide fonts such as DejaVu Sans
 TOP, BOTTOM = 30, 42
 MARKERS = (
     "M{0} 0a{0} {0} 0 1 0 -{1} 0a{0} {0} 0 1 0 {1} 0z",  # circle
@@ -134,8 +135,8 @@ def round_step(least: float) -> float:
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= least * (1 - 1e-9))
 
 
-def width_of(text: str) -> float:
-    return LETTER * len(text)
+def width_of(text: str, bold: bool = False) -> float:
+    return (BOLD if bold else LETTER) * len(text)
 
 
 class Shape(NamedTuple):

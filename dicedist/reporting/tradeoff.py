@@ -141,7 +141,7 @@ def write_names(panel: Panel, spots: Sequence[Spot]) -> None:
     taken: list[Box] = [(mark.x - 5, mark.y - 5, mark.x + 5, mark.y + 5) for mark in panel.marks]
     plot = (panel.left, panel.top, panel.right, panel.floor)
     for group, accuracy, ratio in spots:
-        width = 1.1 * svg.width_of(group.label)
+        width = svg.width_of(group.label, bold=True)
         places = []
         for anchor, down in MOVES:
             x, y = panel.x(accuracy.mean) + SHIFTS[anchor], panel.y(ratio.mean) + down
