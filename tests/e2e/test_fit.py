@@ -72,7 +72,7 @@ def test_ctrl_c_saves(tmp_path, capfd):
     [
         (["memebers=3"], {}, "memebers: there is no such key"),
         (["epochs=many"], {}, "epochs"),
-        ([], {"nproc": "many"}, "--nproc many .*: write a number above 0, or auto"),
+        ([], {"nproc": "many"}, "--nproc .*many: write a number above 0, or auto"),
     ],
 )
 def test_refusals_are_value_errors(overrides, settings, line, tmp_path):
@@ -95,7 +95,7 @@ def test_no_process_to_start(monkeypatch, tmp_path):
 def test_a_run_that_has_only_begun(tmp_path):
     begun = dicedist.Run(tmp_path / "begun")
     begun.directory.mkdir()
-    begun.save_config(compose_config(QUICK[:6]))
+    begun.save_config(compose_config(QUICK[:7]))
     assert begun.records() == [] and begun.report().exists()
     for use, line in (
         (lambda: begun.results, "begun is not evaluated yet: finish its training"),

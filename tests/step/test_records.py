@@ -66,11 +66,11 @@ def test_a_method_records_the_schedules_that_it_follows(tmp_path):
 def test_the_forecast_counts_validation_evaluation_and_the_estimate_of_redundancy(
     tmp_path, monkeypatch, method, estimates
 ):
-    """12 steps with validation after 6 and 12; 200 images held out, 48 of training, 2,000 of the test, and w's."""
+    """12 steps with validation after 6 and 12; 200 images held out, 48 of training, 250 of the test, and w's."""
     monkeypatch.setattr(Rehearsal, "seconds", lambda rehearsal: (1.0, 0.01))
     trainer = build(tmp_path, f"method={method}")
     found = seconds_to_go(trainer.job, trainer.world, trainer.exchange, None, trainer.total_steps)
-    images = 2 * (200 + 48) + 2000 + (200 if method == "dice" else 0)
+    images = 2 * (200 + 48) + 250 + (200 if method == "dice" else 0)
     assert found == pytest.approx(12 + estimates + 0.01 * images, abs=0.001)
 
 

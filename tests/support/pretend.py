@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from dicedist.algorithm.networks.batch_norm import synchronize
+from dicedist.algorithm.networks.batch_norm import SyncBatchNorm, synchronize
 from dicedist.cluster import exchange
 from dicedist.cluster.exchange import Exchange
 
@@ -413,6 +413,10 @@ class autocast(torch.autocast):
         super().__init__("cpu", *args, **kwargs)
 
 
+def as_on_a_cpu(exchange, module, frozen):
+    synchronize(module, lambda norm: SyncBatchNorm(norm, exchange.sum_over_replicas), frozen)
+
+
 class PretendNccl:
     """Carries tensors of the pretended GPU over gloo, in the manner of NCCL, and records what this rank posts.
 
@@ -432,7 +436,7 @@ class PretendNccl:
             (dist, "all_reduce", self.post_all_reduce),
             (exchange, "DistributedDataParallel", functools.partial(Replicated, self)),
             # torch's own has kernels on GPUs only
-            (Exchange, "synchronize", lambda exchange, module: synchronize(module, exchange.sum_over_replicas)),
+            (Exchange, "synchronize", as_on_a_cpu),
         ):
             self.patches.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
