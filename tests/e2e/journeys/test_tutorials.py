@@ -54,7 +54,7 @@ def test_photos(tmp_path):
         picture(number, np.random.default_rng(number)).save(shell.home / "new_photos" / f"{number}.jpg")
     (shell.home / "new_photos" / "broken.jpg").write_bytes(b"no image")
     small = f"run.name=photos {SMALL.replace('batch_size=32', 'batch_size=16')} data.size=32 tracking=none"
-    told = shell.run(script_of(TUTORIALS / "photos.md", {"run.name=photos ": f"{small} "}))
+    told = shell.run(script_of(TUTORIALS / "photos.md", {"run.name=photos\n": f"{small}\n"}))
     said = [line for line in told.splitlines()[-3:] if line.startswith(tuple(names))]
     assert len(said) == 3 and "left out" in shell.told and "broken.jpg" in shell.told
 
