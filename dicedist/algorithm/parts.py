@@ -14,7 +14,7 @@ from dicedist.algorithm.averages import MovingAverage
 from dicedist.algorithm.counterpart import Counterpart
 from dicedist.algorithm.member import Member
 from dicedist.algorithm.messages import Fields, Values
-from dicedist.algorithm.networks.freezing import frozen_norms
+from dicedist.algorithm.networks.freezing import frozen_norms, to_training
 from dicedist.algorithm.optimizers import set_rate
 from dicedist.algorithm.precision import Precision
 from dicedist.algorithm.schedules import ScheduleValues
@@ -52,9 +52,7 @@ class Part:
 
     def train(self) -> None:
         """Switch all modules but frozen ones to training mode."""
-        self.module.train()
-        for norm in frozen_norms(self.module).values():
-            norm.eval()
+        to_training(self.module, frozen_norms(self.module))
 
     def before_backward(self, fields: Mapping[int, Fields], now: ScheduleValues) -> Values:
         """Prepare for the backward pass. fields: of all members; this member's own fields have their graph."""
@@ -107,7 +105,12 @@ class Hosted:
     @property
     def learners(self) -> list[Part]:
         """Return the parts that the members' losses train."""
-        return [part for part in (*self.members.values(), *self.common) if part.learns]
+        return [part for part in self.of_members if part.learns]
+
+    @property
+    def of_members(self) -> list[Part]:
+        """Return the members and the parts that they share."""
+        return [*self.members.values(), *self.common]
 
     @property
     def common(self) -> list[Part]:

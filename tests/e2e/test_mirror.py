@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,16 +22,7 @@ from dicedist.runs.run import Run
 from dicedist.tracking import mirror, tracker
 from dicedist.tracking.mlflow.store import without_password
 from dicedist.tracking.mlflow.study import parent_of
-from tests.support.servers import Server, a_run, mirror_of, record
-
-SETTINGS = [
-    "data=shapes",
-    "data.test_limit=250",
-    "network=resnet8",
-    "ensemble.size=2",
-    "run.name=tiny",
-    "tracking.model=null",
-]
+from tests.support.servers import SETTINGS, Server, a_run, mirror_of, record
 
 
 def received(client, directory, name="train/members/loss"):
@@ -62,12 +52,18 @@ def finished(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """An empty sqlite store: making its tables takes seconds, so tests share it."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
-    client = MlflowClient(uri)
-    client.search_experiments()  # makes the tables
-    return uri, client
+def empty(tmp_path_factory):
+    """The file of an empty sqlite store, whose tables take seconds to make."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(empty, tmp_path_factory):
+    """A sqlite store that tests share."""
+    uri = f"sqlite:///{shutil.copy(empty, tmp_path_factory.mktemp('store'))}"
+    return uri, MlflowClient(uri)
 
 
 def test_a_run_is_killed_resumed_and_finished_as_one(store, tmp_path):
@@ -273,10 +269,9 @@ def test_a_server_that_refuses_is_one_line_and_no_waiting(store, tmp_path, capsy
     assert told.count("refuses to begin") == 1 and "deleted" in told
 
 
-def test_a_full_database_is_one_line(store, tmp_path):
+def test_a_full_database_is_one_line(empty, tmp_path):
     """In a process of its own, as MLflow sets up its loggers when it is imported."""
-    database = shutil.copy(store[0].removeprefix("sqlite:///"), tmp_path)
-    uri, full = f"sqlite:///{database}", (Path(database).stat().st_size,) * 2
+    uri, full = f"sqlite:///{shutil.copy(empty, tmp_path)}", (empty.stat().st_size,) * 2
     directory = a_run(tmp_path / "tiny", f"tracking.uri={uri}")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, full)  # noqa: E731
     sender = follower(directory, stderr=subprocess.PIPE, preexec_fn=limit)

@@ -22,6 +22,11 @@ CREDENTIALS = {
 }
 
 
+SETTINGS = [
+    "data=shapes", "data.test_limit=250", "network=resnet8", "ensemble.size=2", "run.name=tiny", "tracking.model=null",
+]  # fmt: skip
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -31,15 +36,7 @@ def free_port():
 def a_run(directory, *overrides):
     """The folder of a run that has just started."""
     directory.mkdir()
-    settings = [
-        "data=shapes",
-        "data.test_limit=250",
-        "network=resnet8",
-        "ensemble.size=2",
-        "run.name=tiny",
-        "tracking.model=null",
-    ]
-    Run(directory).save_config(compose_config([*settings, *overrides]))
+    Run(directory).save_config(compose_config([*SETTINGS, *overrides]))
     (directory / "environment.json").write_text(json.dumps({"git_commit": "abc", "placement": ["member 0, member 1"]}))
     record(directory, range(1, 4))
     return directory

@@ -1,6 +1,7 @@
 """Freeze the first layers of a network: their weights and the statistics of their batch norms stay unchanged."""
 
 import re
+from collections.abc import Collection
 
 from torch import nn
 
@@ -47,6 +48,14 @@ def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
         for name, norm in batch_norms(module).items()
         if (own := list(norm.parameters())) and not any(parameter.requires_grad for parameter in own)
     }
+
+
+def to_training(module: nn.Module, frozen: Collection[str]) -> nn.Module:
+    """Switch to training mode. frozen: the names of batch norms that keep normalizing by their running statistics."""
+    module.train()
+    for name in frozen:
+        module.get_submodule(name).eval()
+    return module
 
 
 def batch_norms(module: nn.Module) -> dict[str, nn.Module]:

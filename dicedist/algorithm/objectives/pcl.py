@@ -22,6 +22,7 @@ from dicedist.algorithm.member import Encoding, to_float32
 from dicedist.algorithm.messages import Fields, Sizes
 from dicedist.algorithm.networks import Network
 from dicedist.algorithm.networks.batch_norm import statistics_untouched
+from dicedist.algorithm.networks.freezing import frozen_norms, to_training
 from dicedist.algorithm.objectives import FusedHead, View
 from dicedist.algorithm.objectives._distillation import Distillation
 from dicedist.algorithm.probes import Probe
@@ -57,8 +58,8 @@ class AveragedLogits(Probe):
     def on_encodings(self, encodings: Mapping[int, Encoding], images: Views) -> None:
         averaged = self.hosted.averaged
         with contextlib.ExitStack() as stack:
-            for part in (*averaged.members.values(), *averaged.common):
-                stack.enter_context(statistics_untouched(part.module.train()))
+            for part, followed in zip(averaged.of_members, self.hosted.of_members, strict=True):
+                stack.enter_context(statistics_untouched(to_training(part.module, frozen_norms(followed.module))))
             inputs = images if averaged.trunk is None else images.map(averaged.trunk.module)
             for member, own in encodings.items():
                 own.probed["averaged"] = to_float32(averaged.member(member)(inputs[member]))

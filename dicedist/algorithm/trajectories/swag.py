@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dicedist.algorithm.member import Member
+from dicedist.algorithm.networks.freezing import frozen_norms, to_training
 from dicedist.algorithm.schedules import Knots
 from dicedist.algorithm.trajectories import Collector, Images, Kind, Surroundings, TrainingSet, device_of
 
@@ -74,7 +75,8 @@ class Moments(Collector):
             raise ValueError(f"no epoch ended after trajectory.start={self.start}: write more epochs, or lower it")
         found = []
         for one in draws:
-            sample = copy.deepcopy(member).train()
+            sample = copy.deepcopy(member)
+            to_training(sample, frozen_norms(sample))
             with torch.no_grad():
                 weights = self.draw(one).to(device_of(member)).split([p.numel() for p in sample.parameters()])
                 for parameter, value in zip(sample.parameters(), weights, strict=True):
@@ -85,11 +87,11 @@ class Moments(Collector):
 
 
 def renew_statistics(member: Member, images: Images) -> None:
-    """Recompute the statistics of batch norms: the mean over batches, each weighted by its size.
+    """Recompute the statistics of batch norms in training mode: the mean over batches, each weighted by its size.
 
     torch's update_bn gives batches equal weights, so the inputs of a smaller last batch would count for more.
     """
-    norms = [module for module in member.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in member.modules() if isinstance(module, _BatchNorm) and module.training]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
