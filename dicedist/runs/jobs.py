@@ -1,4 +1,4 @@
-"""Jobs: trainings that a sweep, a study or the paper's tables start, each in its own processes."""
+"""Jobs: trainings and evaluations that a sweep, a study or the paper's tables start, each in its own processes."""
 
 import contextlib
 import functools
@@ -20,10 +20,13 @@ from dicedist.config import Config, compose_config
 from dicedist.runs.run import Run
 
 IMPORTED = ["dicedist.trainer", "torch._dynamo"]  # these imports start no threads and use no GPU
+LIBRARY = "timm"  # imported as well for its networks; this takes seconds
 
 
 @dataclass(frozen=True)
 class Job:
+    """A training."""
+
     name: str
     overrides: tuple[str, ...]
 
@@ -54,22 +57,43 @@ class Job:
         trained = self.run.config()
         return (trained.epochs, trained.max_steps) == (self.config.epochs, self.config.max_steps)
 
+    @property
+    def command(self) -> list[str]:
+        """Return the module to run, and its arguments."""
+        return ["dicedist.train", *self.overrides]
+
     def start(self, ranks: int, gpus: Sequence[int] | None = None, log: IO | None = None) -> "Process":
-        """Start or resume the run on the given GPUs, with its output in the log.
+        """Start or resume the job on the given GPUs, with its output in the log.
 
         ranks: the most to start. A run with fewer parts starts fewer.
         """
         ranks = min(ranks, most_ranks(self.config) or ranks)
         if ranks == 1 and log is not None and not torch.cuda.is_available():
-            return Fork(self.overrides, log.name)
+            foreign = self.config.network.name.startswith(f"{LIBRARY}/")
+            return Fork(self.command, log.name, [*IMPORTED, LIBRARY] if foreign else IMPORTED)
         launch = [] if ranks == 1 else ["dicedist.launch", f"--nproc_per_node={ranks}", "-m"]
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return subprocess.Popen(
-            [sys.executable, "-m", *launch, "dicedist.train", *self.overrides],
+            [sys.executable, "-m", *launch, *self.command],
             env={**os.environ, **visible},
             stdout=log,
             stderr=log,
         )
+
+
+@dataclass(frozen=True)
+class ShiftJob(Job):
+    """The evaluation of a trained run on shifted images."""
+
+    request: tuple[str, ...] = ()  # of dicedist evaluate
+
+    @property
+    def command(self) -> list[str]:
+        return ["dicedist.evaluate", *self.request]
+
+    @property
+    def finished(self) -> bool:
+        return bool((self.result or {}).get("shift"))
 
 
 def num_devices() -> int:
@@ -111,16 +135,16 @@ def auto_size(config: Config, ranks: int) -> int:
 
 
 class Fork:
-    """A training as a fork of a process that has already imported torch, with the interface of Popen.
+    """A command as a fork of a process that has already imported torch, with the interface of Popen.
 
     A fork starts seconds sooner than `python -m dicedist.train`, and also has its own memory, signals and exit code.
-    log: file to which its output is appended.
+    log: file to which its output is appended. imported: modules that the first fork imports for all others.
     """
 
-    def __init__(self, overrides: Sequence[str], log: str):
+    def __init__(self, command: Sequence[str], log: str, imported: Sequence[str]):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
-        self.process = context.Process(target=train, args=(list(overrides), log))
+        context.set_forkserver_preload(list(imported))
+        self.process = context.Process(target=execute, args=(list(command), log))
         self.process.start()
 
     def poll(self) -> int | None:
@@ -151,11 +175,11 @@ def ended_on_stop(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
         raise
 
 
-def train(overrides: list[str], log: str) -> None:
-    """Run the training inside the fork."""
+def execute(command: list[str], log: str) -> None:
+    """Run the command inside the fork."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    sys.argv = ["dicedist.train", *overrides]
-    runpy.run_module("dicedist.train", run_name="__main__", alter_sys=True)
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -16,7 +16,6 @@ from dicedist.cluster.signals import Stopped
 from dicedist.config import names
 from dicedist.console.lines import plural, say
 from dicedist.console.tables import table
-from dicedist.evaluation.saved import evaluate_run
 from dicedist.runs.files import replace_text
 from dicedist.runs.jobs import Job
 from dicedist.runs.queue import Queue, last_words
@@ -107,10 +106,8 @@ class Evidence:
         self.finish(measured)
         if self.protocol.shift:
             say("\n== shifted images")
-            for job in (one for one in measured if one.run.directory.parent.name == "seeds"):
-                if not (job.result or {}).get("shift"):
-                    evaluate_run(job.run, self.protocol.evaluation(job.run.directory))
-                    say(f"{job.name}: measured")
+            of_seeds = [job for job in measured if job.run.directory.parent.name == "seeds"]
+            self.finish([self.protocol.shifted(job) for job in of_seeds])
         return measured
 
     def finish(self, jobs: Sequence[Job]) -> None:

@@ -26,7 +26,7 @@ import yaml
 from dicedist.config import compose_request, nearest
 from dicedist.config.compose import CONF
 from dicedist.config.requests import EvaluateRequest
-from dicedist.runs.jobs import Job
+from dicedist.runs.jobs import Job, ShiftJob
 from dicedist.studies.objectives import Objective, objectives_of
 from dicedist.studies.search import Plan
 from dicedist.studies.spaces import spaces_in
@@ -79,9 +79,9 @@ class Protocol:
         overrides = {**self.common(method), **fixed, **best, **changed, "seed": str(seed), **place}
         return Job(f"{name}-seed{seed}", (*written(overrides), UNREAD))
 
-    def evaluation(self, run: Path) -> EvaluateRequest:
-        """Return the request that evaluates a run on shifted images."""
-        return compose_request("evaluate", written({"run": str(run), **self.shift}), EvaluateRequest)
+    def shifted(self, job: Job) -> ShiftJob:
+        """Return the evaluation of a trained run on shifted images."""
+        return ShiftJob(f"{job.name}-shift", job.overrides, written({"run": str(job.run.directory), **self.shift}))
 
     @property
     def num_runs(self) -> dict[str, int]:
@@ -131,8 +131,8 @@ def checked(path: Path, text: str, values: dict[str, Any]) -> Protocol:
         curves, int(values.get("curve_seeds", 0)), values.get("member_accuracy"), texts(values.get("shift") or {}),
     )  # fmt: skip
     if protocol.shift:
-        protocol.evaluation(Path("."))
-    for method in methods:  # refuses a misspelled key early
+        compose_request("evaluate", written(protocol.shift), EvaluateRequest)  # refuses a misspelled key early
+    for method in methods:
         plan = protocol.plan(method, Path("."))
         if protocol.trials and not plan.spaces:
             raise ValueError(f"{path}: {method} has nothing to search over, so budgets are not equal")

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch.nn.functional import one_hot
 
+from dicedist.config import compose_request
+from dicedist.config.requests import EvaluateRequest
 from dicedist.reporting.columns import shift_reading
 from dicedist.reporting.evidence import Comparison, markdown, sections
 from dicedist.reporting.page import document
@@ -63,19 +65,21 @@ def test_every_method_has_the_same_budget_and_seeds(tmp_path):
 
 def test_runs_of_seeds_are_measured_on_shifted_images_once(tmp_path, monkeypatch):
     shift = "seeds: 4\nshift: {shift: corruptions, shift_severities: [1, 3], shift_limit: 20}"
-    protocol, asked = protocol_in(tmp_path, TEXT.replace("seeds: 4", shift)), []
+    protocol, queued = protocol_in(tmp_path, TEXT.replace("seeds: 4", shift)), []
     found = Evidence(protocol, tmp_path / "runs", 1)
     monkeypatch.setattr(evidence, "commit_of", lambda path: "0123")
-    monkeypatch.setattr(found, "finish", lambda jobs: None)
-    monkeypatch.setattr(evidence, "evaluate_run", lambda run, request: asked.append((run, request)))
-    measured = {"shift": {"corruptions": {}}}
-    monkeypatch.setattr(Job, "result", property(lambda job: measured if job.name == "ind-seed0" else {}))
+    monkeypatch.setattr(found, "finish", queued.append)
     found.test({"ind": {}, "plain": {}})
-    assert sorted(run.name for run, _ in asked) == sorted(
-        f"{method}-seed{seed}" for method in ("ind", "plain") for seed in range(4) if (method, seed) != ("ind", 0)
-    )
-    request = asked[0][1]
+    tests, shifted = queued
+    assert len(tests) == 8 + 4 and all(job.config.evaluate.test for job in tests)
+    assert [job.run.directory for job in shifted] == [job.run.directory for job in tests[:8]], "of the seeds, no curves"
+    job = shifted[0]
+    assert job.command[:2] == ["dicedist.evaluate", f"run={job.run.directory}"]
+    request = compose_request("evaluate", job.command[1:], EvaluateRequest)
     assert (request.shift, request.shift_severities, request.shift_limit) == ("corruptions", [1, 3], 20)
+    for result, ended in ((None, False), ({"ensemble": {}}, False), ({"shift": {"corruptions": {}}}, True)):
+        monkeypatch.setattr(Job, "result", property(lambda job, result=result: result))
+        assert job.finished == ended
 
 
 def test_measures_of_shifted_images_are_means_over_severities():
