@@ -8,6 +8,7 @@ throughput/seconds_per_step                                              in syst
 
 TRAIN, VALIDATION, TRAINING_IMAGES, SCHEDULE = "train", "val", "train_set", "schedule"
 ENSEMBLE, MEMBERS, DIVERSITY, DISCRIMINATOR = "ensemble", "members", "diversity", "discriminator"
+TEMPERED = "ensemble_tempered"  # after temperature scaling, fitted on one half and measured on the other
 LOSS, ACCURACY, GRADIENT_NORM = "loss", "accuracy", "gradient_norm"
 REDUNDANCY, REDUNDANCY_NATS = "redundancy", "redundancy_nats"  # the loss that members get from w; w's estimate
 IMAGES_PER_SECOND, SECONDS_PER_STEP = "throughput/images_per_second", "throughput/seconds_per_step"

@@ -16,7 +16,7 @@ from dicedist.config import names
 from dicedist.metrics.calibration import reliability, split_half
 from dicedist.metrics.diversity import diversity, pairwise
 from dicedist.metrics.measures import DIVERSITY, ENSEMBLE, FURTHER, functions
-from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits, entropies
+from dicedist.metrics.scoring import accuracy, ensemble_log_probabilities, ensemble_logits, entropies, nll
 from dicedist.metrics.selective import risk_coverage
 
 ALL = functions((*ENSEMBLE, *FURTHER))
@@ -68,14 +68,16 @@ def full_measures(logits_MNK: Tensor, labels_N: Tensor, average: str, folds: int
 def validation_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:
     """Return the records of a validation, by name. Measures without a value are left out."""
     labels_N = checked(logits_MNK, labels_N)
-    log_p_NK = ensemble_log_probabilities(logits_MNK)
+    averaged_NK = ensemble_logits(logits_MNK)
+    log_p_NK = averaged_NK.log_softmax(dim=1)
     members = _members(logits_MNK, labels_N)
     named = {names.record(names.ENSEMBLE, name): fn(log_p_NK, labels_N) for name, fn in QUICK.items()}
     named |= {names.record(names.MEMBERS, name): _mean_of(name, members) for name in ("accuracy", "nll")}
     named |= {names.record(names.member(i), names.ACCURACY): one["accuracy"] for i, one in enumerate(members)}
     diverse = diversity(logits_MNK.argmax(dim=-1), labels_N)
-    known = {name: value for name, value in diverse.items() if value is not None}
-    return named | {names.record(names.DIVERSITY, name): value for name, value in known.items()}
+    named |= {names.record(names.DIVERSITY, name): value for name, value in diverse.items()}
+    named[names.record(names.TEMPERED, "nll")] = split_half(averaged_NK, labels_N, {"nll": nll})["nll"]
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def training_measures(logits_MNK: Tensor, labels_N: Tensor) -> dict[str, Any]:

@@ -21,12 +21,13 @@ class Objective(Aim):
 
 
 def objective(whose: str, measure: Measure) -> Objective:
-    title = measure.heading if whose == names.DIVERSITY else f"{whose} {measure.heading}"
-    return Objective(title, measure, names.record(whose, measure.name))
+    of = {names.DIVERSITY: "", names.TEMPERED: "ensemble + T "}.get(whose, f"{whose} ")
+    return Objective(of + measure.heading, measure, names.record(whose, measure.name))
 
 
 OBJECTIVES = [
     *(objective(names.ENSEMBLE, measure) for measure in ENSEMBLE if measure.quick),
+    *(objective(names.TEMPERED, measure) for measure in ENSEMBLE if measure.name == "nll"),
     *(objective(names.MEMBERS, measure) for measure in ENSEMBLE if measure.name in ("accuracy", "nll")),
     *(objective(names.DIVERSITY, measure) for measure in DIVERSITY),
 ]
@@ -41,7 +42,7 @@ def objectives_of(text: str) -> tuple[Objective, ...]:
         if word not in KNOWN:
             raise ValueError(
                 f"--objective {word}: no such measure of validation{nearest(word, [*KNOWN])}; write one of "
-                f"{', '.join(SHORT)}, or members/accuracy"
+                f"{', '.join(SHORT)}, members/accuracy, {names.record(names.TEMPERED, 'nll')}"
             )
     found = tuple(KNOWN[word] for word in words)
     if len(set(found)) < len(found):

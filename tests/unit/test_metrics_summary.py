@@ -51,8 +51,10 @@ def test_validation_layout_and_agreement_with_measure():
     logits_MNK, labels_N = random_ensemble(M=3)
     flat, full = validation_measures(logits_MNK, labels_N), measure(logits_MNK, labels_N)
     names = {f"ensemble/{name}" for name in ("accuracy", "nll", "ece")} | {"members/accuracy", "members/nll"}
+    names.add("ensemble_tempered/nll")
     assert flat.keys() == names | {f"member_{i}/accuracy" for i in range(3)} | {f"diversity/{n}" for n in DIVERSITY}
     assert flat["ensemble/nll"] == full["ensemble"]["nll"]
+    assert flat["ensemble_tempered/nll"] == full["ensemble_tempered"]["nll"]
     assert flat["members/accuracy"] == full["members"]["accuracy"]
     assert flat["member_2/accuracy"] == full["members"]["per_member"][2]["accuracy"]
     assert flat["diversity/ratio_error"] == full["diversity"]["ratio_error"]
@@ -61,7 +63,7 @@ def test_validation_layout_and_agreement_with_measure():
 def test_validation_leaves_out_what_has_no_value():
     logits_MNK, labels_N = random_ensemble(M=1)
     assert validation_measures(logits_MNK, labels_N).keys() == {
-        *("ensemble/accuracy", "ensemble/nll", "ensemble/ece"),
+        *("ensemble/accuracy", "ensemble/nll", "ensemble/ece", "ensemble_tempered/nll"),
         *("members/accuracy", "members/nll", "member_0/accuracy"),
     }
 
