@@ -99,7 +99,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, help="runs at a time (as many as the GPUs or cores have room for)")
     parser.add_argument("--trials", type=int, default=20, help="of a search; a number larger than before adds to it")
     parser.add_argument(
-        "--objective", default="nll", help="of a search: nll, accuracy, ece, ratio_error, members/nll, ensemble_tempered/nll ..."
+        "--objective",
+        default="nll",
+        help="of a search: nll, ensemble_tempered/nll (after temperature), accuracy, ece, ratio_error, members/nll ...",
     )
     parser.add_argument("--no-pruning", action="store_true", help="every trial of a search runs to its end")
     parser.add_argument("--test", action="store_true", help="measure the best trial on the test set when all are done")

@@ -63,7 +63,7 @@ def columns(groups: Sequence[Group]) -> list[Column]:
         Column(BY_NAME["ratio_error"].title, BY_NAME["ratio_error"], reading("diversity", "ratio_error")),
         *(
             Column(f"OOD AUROC, {OOD_SCORES[score]}", BY_NAME["auroc"], auroc_reading(score, sets))
-            for score in ("max_softmax", "mutual_information", "dice_x_w")
+            for score in ("max_softmax", "mutual_information", "knn", "dice_x_w")
         ),
         Column(SET_SIZE.title, SET_SIZE, reading("calibration", "test", "set_size")),
         Column("accuracy, shifted images", BY_NAME["accuracy"], shift_reading("accuracy")),
