@@ -14,7 +14,9 @@ from torch.nn.functional import one_hot
 
 from dicedist.config import compose_request
 from dicedist.config.requests import EvaluateRequest
+from dicedist.metrics.selective import aurc
 from dicedist.reporting.columns import shift_reading
+from dicedist.reporting.comparison import hits_only
 from dicedist.reporting.evidence import Comparison, markdown, sections
 from dicedist.reporting.page import document
 from dicedist.reporting.records import Group, Recorded
@@ -218,6 +220,15 @@ def test_the_interval_over_inputs_is_of_the_logits_that_runs_kept(tmp_path):
     low, high = map(float, interval.groups())
     spread = 100 * (0.25 * 0.75 / 60) ** 0.5  # of the share of inputs that only DICE gets right
     assert low == pytest.approx(25 - 1.96 * spread, abs=2) and high == pytest.approx(25 + 1.96 * spread, abs=2)
+
+
+def test_two_columns_have_the_aurc_of_all_classes():
+    generator = torch.Generator().manual_seed(0)
+    logits_NSK = torch.randn(80, 3, 5, generator=generator, dtype=torch.float64).round()  # rounded, for ties
+    log_p_NSK, labels_N = logits_NSK.log_softmax(2), torch.randint(5, (80,), generator=generator)
+    columns_NS2 = hits_only(log_p_NSK, labels_N)
+    for seed in range(3):
+        assert aurc(columns_NS2[:, seed], torch.zeros(80, dtype=torch.long)) == aurc(log_p_NSK[:, seed], labels_N)
 
 
 def test_no_name_of_a_comparison_becomes_markup():
