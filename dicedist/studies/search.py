@@ -48,6 +48,11 @@ class Plan:
     prunes: bool = True
     study: str | None = None  # in trackers; None: the name of the folder
 
+    @property
+    def compares_epochs(self) -> bool:
+        """True if trials may end early: runs of different lengths are at different learning rates in the same epoch."""
+        return self.prunes and len(self.objectives) == 1 and "epochs" not in self.spaces
+
     def job(self, number: int, values: Mapping[str, Any]) -> Job:
         name = f"trial-{number:04d}"
         chosen = (f"{key}={value}" for key, value in values.items())
@@ -132,7 +137,7 @@ class Search:
         code = watched.process.poll()
         self.report(watched)
         if code is None:
-            if not (self.plan.prunes and len(self.plan.objectives) == 1 and watched.trial.should_prune()):
+            if not self.should_end(watched):
                 return False
             watched.process.terminate()
             watched.process.wait()
@@ -150,6 +155,13 @@ class Search:
             self.study.tell(watched.trial, state=TrialState.FAIL if several else TrialState.PRUNED)
             self.announce(watched, f"failed: {reason}")
         return True
+
+    def should_end(self, watched: Watched) -> bool:
+        """Return whether others were better at the same epoch, and epochs are left to save."""
+        last = self.study.get_trials(deepcopy=False)[watched.trial.number].last_step
+        if not self.plan.compares_epochs or last is None or last >= watched.job.config.epochs:
+            return False
+        return watched.trial.should_prune()
 
     def report(self, watched: Watched) -> None:
         """Report the curve of the objective to Optuna, which accepts curves for a single objective only."""

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -74,9 +75,10 @@ class Pretended:
 
     started: list[str]
     per_look = 99  # epochs
+    lingers = 0  # looks after the last epoch before it ends
 
     def __init__(self, job):
-        self.job, self.epoch, self.ended = job, 0, None
+        self.job, self.epoch, self.ended, self.left = job, 0, None, self.lingers
         Pretended.started.append(job.name)
 
     def poll(self):
@@ -89,6 +91,9 @@ class Pretended:
                 self.epoch += 1
                 values = {"val/ensemble/nll": distance + 1 / self.epoch, "val/ensemble/accuracy": 1 - distance / 9}
                 print(json.dumps({"step": self.epoch, "epoch": float(self.epoch), **values}), file=file)
+        if self.epoch == 8 and self.left:
+            self.left -= 1
+            return self.ended
         return 0 if self.epoch == 8 else self.ended
 
     def terminate(self):
@@ -152,6 +157,20 @@ def test_a_trial_that_is_worse_at_the_same_epoch_is_ended_early(tmp_path, monkey
         line for line in capsys.readouterr().out.partition("\ntrial ")[2].splitlines() if line[:5].strip().isdigit()
     ]
     assert sorted(int(row.split()[0]) for row in rows) == [n for n, one in enumerate(ended) if one == "complete"]
+
+
+@pytest.mark.usefixtures("pretending")
+def test_a_trial_that_has_reached_its_last_epoch_keeps_its_value(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pretended, "lingers", 1)
+    search = Search(plan_in(tmp_path, trials=12), ranks=1)
+    search.run()
+    assert set(search.outcomes()) <= {"complete", "fail"}
+
+
+def test_trials_of_different_lengths_are_not_compared_at_the_same_epoch(tmp_path):
+    plan = plan_in(tmp_path)
+    assert plan.compares_epochs
+    assert not replace(plan, spaces={**SPACES, "epochs": Choice(("4", "8"))}).compares_epochs
 
 
 @pytest.mark.usefixtures("pretending")
