@@ -124,11 +124,8 @@ def fit(
         kind = type(strange[0]).__name__
         raise ValueError(f"fit was given a {kind} without a name: write fit(model=..., train=..., test=...)")
     objects = Objects.of(model, train, val, test, method)
-    numbers = {"ensemble.size": size, "epochs": epochs, **keys}
-    words = [
-        *objects.words,
-        *(f"{key}={in_hydras_words(value)}" for key, value in numbers.items() if value is not None),
-    ]
+    numbers = {name: value for name, value in (("ensemble.size", size), ("epochs", epochs)) if value is not None}
+    words = [*objects.words, *(f"{key}={in_hydras_words(value)}" for key, value in {**numbers, **keys}.items())]
     config = compose_config([*words, *overrides])
     if objects.things:
         train_objects(config, objects, nproc)
@@ -161,6 +158,7 @@ class Objects:
                 words += [f"{group}._target_={name}", f"{group}.trusted=true"]
         if model is not None and not isinstance(model, str):
             words.append(f"network.name={words[0].rpartition('.')[2].rpartition(':')[2]}")
+            words.append("network.pretrained=null")  # the function has set the weights
         if method is not None and not isinstance(method, str):
             words.append("method=ind")
         if train is None:

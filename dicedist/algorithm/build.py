@@ -1,6 +1,7 @@
 """Build the parts of an ensemble and its step from the configuration and the plan of a run."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -200,7 +201,9 @@ def map_shape(network: Network, plan: Plan) -> tuple[int, int, int] | None:
 
 def weightless(config: Config, plan: Plan) -> list[Network]:
     """Return every member's network, to read its sizes; no weights are allocated."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        # A function of the user may load weights, which the meta device ignores.
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
         if config.network.per_member is None:
             return [networks.build(config.network, plan.input_shape)] * plan.num_members
         return [networks.build_member(config.network, member, plan.input_shape) for member in range(plan.num_members)]

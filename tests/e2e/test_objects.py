@@ -54,6 +54,23 @@ def test_a_network_of_a_notebook_is_asked_for_again(settings):
         dicedist.fit(model=Local, train=Squares(), nproc=2, **settings, **{"run.name": "other"})
 
 
+@pytest.mark.filterwarnings("error:.*meta parameter")
+def test_heads_on_a_backbone_of_ones_own_keep_its_weights(settings):
+    trained = Features().state_dict()
+
+    def backbone():
+        network = Features()
+        network.load_state_dict(trained)
+        return network
+
+    settings |= {"data.size": 16, "optimizer.warmup_epochs": 0, "data.val_limit": None}
+    run = dicedist.fit("recipe=heads", model=backbone, train=Squares(), val=0.25, method="ind", size=2, **settings)
+    kept = run.ensemble(model=backbone).state_dict()
+    for name, tensor in trained.items():
+        assert sum(key.endswith(name) and torch.equal(tensor, found) for key, found in kept.items()) == 1
+    assert run.config().network.pretrained is None is run.config().data.val_limit
+
+
 @pytest.mark.parametrize("form", ["dataset", "loader", "subset", "arrays", "tensors", "uint8"])
 def test_forms_of_data_are_the_same_data(form):
     data = Squares()
