@@ -17,7 +17,7 @@ from dicedist.cluster.devices import pick_device
 from dicedist.cluster.world import World
 from dicedist.config import Config, compose_config
 from dicedist.data import sources
-from dicedist.data.frozen import BATCH, FrozenTrunk
+from dicedist.data.frozen import FrozenTrunk
 from dicedist.data.pipeline import Loader
 from dicedist.data.sources import Source, Split, part
 
@@ -25,7 +25,7 @@ SETTINGS = (
     "recipe=heads", "network=timm/tf_efficientnet_lite0", "network.pretrained=null", "data=shapes", "data.size=32",
     "network.enlarge=96", "method=ind",
 )  # fmt: skip
-IMAGES, STEPS, MANY = 4 * BATCH, 10, 16
+IMAGES, STEPS, MANY = 256, 10, 16
 THEIRS = "bare PyTorch loop"
 
 
@@ -86,7 +86,7 @@ def bare_reading(source: Source) -> Callable[[], object]:
 
     @torch.inference_mode()
     def loop() -> Tensor:
-        return torch.cat([trunk.module(images_BCHW).cpu() for images_BCHW in images_NCHW.split(BATCH)])
+        return torch.cat([trunk.module(images_BCHW).cpu() for images_BCHW in images_NCHW.split(trunk.batch)])
 
     return loop
 

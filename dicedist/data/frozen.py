@@ -29,7 +29,7 @@ from dicedist.data.sets.own import Items
 from dicedist.data.sources import Source, Split
 
 VERSION = 1  # increase it when the outputs for the same weights and images change
-BATCH = 64
+BATCH_ON_CPU, BATCH_ON_GPU = 16, 64  # malloc keeps no block above 32 MB: at 224 pixels 64 images take twice the time
 SPLITS = ("train", "val", "test")
 MB = 1e6
 
@@ -42,6 +42,14 @@ class FrozenTrunk:
     key: tuple[object, ...]  # identifies the trunk whose outputs are cached
     shape: tuple[int, ...]  # of one output
     config: DataConfig  # number of views, and how they are augmented
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def batch(self) -> int:
+        return BATCH_ON_CPU if self.device.type == "cpu" else BATCH_ON_GPU
 
     def read_all(self, source: Source) -> Source:
         """Return the source with outputs for all of its images. Every process of a node may call this at once."""
@@ -93,19 +101,20 @@ class FrozenTrunk:
     def fill(self, outputs_N: NDArray[np.float32], split: Split, source: Source, name: str) -> None:
         views, start = outputs_N.shape[1], 0
         batches = (images for view in range(views) for images in self.batches(split, source, view))
-        for images in shown(batches, views * -(-len(split) // BATCH), f"batches of {name} images through the trunk"):
+        count = views * -(-len(split) // self.batch)
+        for images in shown(batches, count, f"batches of {name} images through the trunk"):
             view, place = divmod(start, len(split))
             outputs_N[place : place + len(images), view] = self.outputs(images)
             start += len(images)
 
     def batches(self, split: Split, source: Source, view: int) -> Iterator[Tensor]:
         """Yield a view of all images in order: view 0 as in evaluation, other views augmented as in training."""
-        device = next(self.module.parameters()).device
+        device = self.device
         if view == 0:
-            yield from (images for images, _ in evaluation_batches(split, source, BATCH, device))
+            yield from (images for images, _ in evaluation_batches(split, source, self.batch, device))
             return
         plain = replace(self.config, per_member=False, noise=0.0)
-        yield from (batch.images[0] for batch in InOrder(split, plain, source, BATCH, 0, device, [0]).epoch(view))
+        yield from (batch.images[0] for batch in InOrder(split, plain, source, self.batch, 0, device, [0]).epoch(view))
 
     @torch.inference_mode()
     def outputs(self, images: Tensor) -> NDArray[np.float32]:
@@ -114,7 +123,7 @@ class FrozenTrunk:
 
 def pixels_digest(split: Split) -> str:
     total = hashlib.blake2b(digest_size=16)
-    for rows_B in torch.arange(len(split)).split(BATCH):
+    for rows_B in torch.arange(len(split)).split(BATCH_ON_CPU):
         total.update(split.take(rows_B).numpy().data)
         advance()
     return total.hexdigest()
