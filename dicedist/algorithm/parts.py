@@ -150,7 +150,7 @@ class Hosted:
         assert isinstance(module, Member)
         return module
 
-    @span("optimiser")
+    @span("optimizer")
     def update(self, now: ScheduleValues) -> Values:
         """Take one optimizer step of every part that the members' losses train.
 

@@ -20,7 +20,7 @@ from dicedist.cluster.world import World
 from dicedist.config import Config
 
 WARM_UP = 2
-BY_MEMBERS = ("encode", "backward", "optimiser")
+BY_MEMBERS = ("encode", "backward", "optimizer")
 REST = "the rest"
 # Operations that allocate or describe memory, or concern the host only.
 NOTHING = {

@@ -22,7 +22,7 @@ from dicedist.data.pipeline import Loader
 from dicedist.training.forecast import now_done
 
 # The spans of a step and its exchange; `wait` waits for a message.
-SPANS = ("encode", "gather", "redundancy", "scatter", "learn", "backward", "optimiser", "wait")
+SPANS = ("encode", "gather", "redundancy", "scatter", "learn", "backward", "optimizer", "wait")
 WARM_UP, STEPS = 2, 6
 
 

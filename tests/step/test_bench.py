@@ -40,7 +40,7 @@ def test_the_phases_of_a_step_make_up_the_step(tmp_path, monkeypatch, capsys):
     speed, whole, plain, busy = (seconds.pop(name) for name in others)
     assert sum(seconds.values()) == pytest.approx(whole)
     assert speed == pytest.approx(8 / plain) and 0 < busy < 8 * plain
-    assert all(0 < seconds[name] < whole for name in ("encode", "backward", "optimiser", "redundancy", "learn"))
+    assert all(0 < seconds[name] < whole for name in ("encode", "backward", "optimizer", "redundancy", "learn"))
     assert seconds["wait"] < 0.01 * whole
     assert "images/s of a member" in printed
 
