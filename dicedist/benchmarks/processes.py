@@ -42,7 +42,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     ranks = range(world_size)
     started = [start("fork", work, rank, world_size, port, function, arguments, daemon=False) for rank in ranks]
     try:
-        gathered = [received(end) for _, end in started]
+        gathered = [received(end, process) for process, end in started]
     except BaseException:  # interrupted, or a test timed out: end all processes, and let each print its stack
         for process, _ in started:
             if process.is_alive() and process.pid is not None:
@@ -55,11 +55,12 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     return [result for _, result in gathered]
 
 
-def received(end: Connection) -> tuple[bool, Any]:
+def received(end: Connection, process: BaseProcess) -> tuple[bool, Any]:
     try:
         return end.recv()
     except EOFError:
-        return False, "it died without an answer"
+        process.join()
+        return False, f"it died without an answer, with exit code {process.exitcode}"
 
 
 def work(

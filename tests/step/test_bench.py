@@ -81,7 +81,7 @@ def test_a_side_that_fails_ends_the_comparison(capfd):
 
 
 def test_a_rank_that_dies_is_named():
-    with pytest.raises(RuntimeError, match="rank 1: it died without an answer"):
+    with pytest.raises(RuntimeError, match="rank 1: it died without an answer, with exit code 1"):
         run_ranks(2, die_on_rank, 1)
 
 
