@@ -67,8 +67,11 @@ def columns(groups: Sequence[Group]) -> list[Column]:
         ),
         Column(SET_SIZE.title, SET_SIZE, reading("calibration", "test", "set_size")),
         Column("accuracy, shifted images", BY_NAME["accuracy"], shift_reading("accuracy")),
-        Column("ECE, shifted images", BY_NAME["ece"], shift_reading("ece"), BEFORE),
-        Column("ECE, shifted images", BY_NAME["ece"], shift_reading("ece_calibrated"), AFTER),
+        *(
+            Column(f"{BY_NAME[name].title}, shifted images", BY_NAME[name], shift_reading(read), when)
+            for name in ("nll", "ece")
+            for when, read in ((BEFORE, name), (AFTER, f"{name}_calibrated"))
+        ),
     ]
     evaluations = [evaluation for group in groups for evaluation in group.evaluations]
     return [column for column in known if all(column.read(evaluation) is not None for evaluation in evaluations)]
