@@ -15,7 +15,7 @@ def run_ranks(world_size, function, *arguments):
 
 def on_rank(rank, function, arguments):
     torch.set_num_threads(1)
-    with joined(timeout=60):
+    with joined(timeout=240):  # less than the limit of a test; a busy machine may keep a rank waiting for a minute
         return detached(function(rank, *arguments))
 
 
